@@ -1,0 +1,18 @@
+//! Events: recorded, waited for, looked up.
+
+use super::routes::Routes;
+
+mod list;
+mod record;
+mod view;
+mod wait;
+mod why;
+
+pub(super) use view::{AttemptView, DeliveryView, EventView};
+
+pub(super) fn routes(routes: Routes) -> Routes {
+    routes
+        .post("/v1/projects/{project}/events", &["wait"], record::record)
+        .get("/v1/projects/{project}/events", list::FILTERS, list::list)
+        .get("/v1/projects/{project}/events/{messageId}", &[], list::get)
+}

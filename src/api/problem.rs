@@ -1,0 +1,206 @@
+//! What an error looks like: a problem document (RFC 9457), whatever went wrong.
+
+use axum::{
+    http::{HeaderName, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Map, Value};
+
+use crate::{model::names::Invalid, store::StoreError};
+
+/// What every handler answers.
+pub(super) type Answer<T = Response> = Result<T, Problem>;
+
+/// An error, on its way to whoever asked.
+#[derive(Debug, Clone)]
+pub(super) struct Problem {
+    kind: Kind,
+    detail: String,
+    members: Map<String, Value>,
+}
+
+/// Which problem it is; each has a status, a stable slug and a title.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    BadJson,
+    BadQuery,
+    BadPath,
+    BadHeader,
+    BadBody,
+    MissingKey,
+    WrongKey,
+    Forbidden,
+    UnknownPath,
+    UnknownProject,
+    UnknownEvent,
+    UnknownPlugin,
+    UnknownTrigger,
+    UnknownDeadLetter,
+    UnknownOperation,
+    UnknownKey,
+    MethodNotAllowed,
+    BodyTimeout,
+    Duplicate,
+    PluginInUse,
+    DeliveriesLeft,
+    TooLarge,
+    MediaType,
+    Invalid,
+    KeyReused,
+    BadComponent,
+    Internal,
+    NotSupported,
+    Unavailable,
+    Stalled,
+}
+
+impl Kind {
+    const fn describe(self) -> (StatusCode, &'static str, &'static str) {
+        use StatusCode as S;
+        match self {
+            Self::BadJson => (S::BAD_REQUEST, "bad-json", "The body is not JSON"),
+            Self::BadQuery => (S::BAD_REQUEST, "bad-query", "A query parameter is wrong"),
+            Self::BadPath => (S::BAD_REQUEST, "bad-path", "A part of the path is wrong"),
+            Self::BadHeader => (S::BAD_REQUEST, "bad-header", "A header is wrong"),
+            Self::BadBody => (S::BAD_REQUEST, "bad-body", "The body could not be read"),
+            Self::MissingKey => (S::UNAUTHORIZED, "missing-key", "An API key is needed"),
+            Self::WrongKey => (S::UNAUTHORIZED, "wrong-key", "The API key is not valid"),
+            Self::Forbidden => (S::FORBIDDEN, "forbidden", "The API key is not for this"),
+            Self::UnknownPath => (S::NOT_FOUND, "unknown-path", "There is no such path"),
+            Self::UnknownProject => (S::NOT_FOUND, "unknown-project", "There is no such project"),
+            Self::UnknownEvent => (S::NOT_FOUND, "unknown-event", "There is no such event"),
+            Self::UnknownPlugin => (S::NOT_FOUND, "unknown-plugin", "There is no such plugin"),
+            Self::UnknownTrigger => (S::NOT_FOUND, "unknown-trigger", "There is no such trigger"),
+            Self::UnknownDeadLetter => {
+                (S::NOT_FOUND, "unknown-dead-letter", "There is no such dead letter")
+            }
+            Self::UnknownOperation => {
+                (S::NOT_FOUND, "unknown-operation", "There is no such operation")
+            }
+            Self::UnknownKey => (S::NOT_FOUND, "unknown-key", "There is no such API key"),
+            Self::MethodNotAllowed => {
+                (S::METHOD_NOT_ALLOWED, "method-not-allowed", "The path has no such method")
+            }
+            Self::BodyTimeout => (S::REQUEST_TIMEOUT, "body-timeout", "The body did not arrive"),
+            Self::Duplicate => (S::CONFLICT, "duplicate", "The dedup key was used before"),
+            Self::PluginInUse => (S::CONFLICT, "plugin-in-use", "Triggers use the plugin"),
+            Self::DeliveriesLeft => (S::CONFLICT, "deliveries-left", "The trigger has deliveries"),
+            Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too-large", "It is too large"),
+            Self::MediaType => {
+                (S::UNSUPPORTED_MEDIA_TYPE, "media-type", "The body's type is not supported")
+            }
+            Self::Invalid => (S::UNPROCESSABLE_ENTITY, "invalid", "A field is wrong"),
+            Self::KeyReused => (
+                S::UNPROCESSABLE_ENTITY,
+                "idempotency-key-reused",
+                "The idempotency key stands for another event",
+            ),
+            Self::BadComponent => {
+                (S::UNPROCESSABLE_ENTITY, "bad-component", "The plugin can't be used")
+            }
+            Self::Internal => (S::INTERNAL_SERVER_ERROR, "internal", "Something broke"),
+            Self::NotSupported => (S::NOT_IMPLEMENTED, "not-supported", "Not supported yet"),
+            Self::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "Try again later"),
+            Self::Stalled => (S::SERVICE_UNAVAILABLE, "stalled", "Events are not delivered"),
+        }
+    }
+
+    const fn header(self) -> Option<(HeaderName, &'static str)> {
+        match self {
+            Self::MissingKey => Some((header::WWW_AUTHENTICATE, "Bearer realm=\"outrigger\"")),
+            Self::WrongKey => Some((
+                header::WWW_AUTHENTICATE,
+                "Bearer realm=\"outrigger\", error=\"invalid_token\"",
+            )),
+            Self::Unavailable | Self::Stalled => Some((header::RETRY_AFTER, "1")),
+            _ => None,
+        }
+    }
+}
+
+impl Problem {
+    /// A problem, with what is to be said about this case of it.
+    pub(super) fn new(kind: Kind, detail: impl Into<String>) -> Self {
+        Self { kind, detail: detail.into(), members: Map::new() }
+    }
+
+    /// The same with one more member.
+    pub(super) fn with(mut self, member: &str, value: impl Into<Value>) -> Self {
+        self.members.insert(member.to_owned(), value.into());
+        self
+    }
+
+    /// A field of the body that is wrong.
+    pub(super) fn field(field: &str, why: impl std::fmt::Display) -> Self {
+        Self::new(Kind::Invalid, format!("`{field}` {why}")).with("field", field)
+    }
+
+    /// A part of the interface that this version doesn't have.
+    pub(super) fn not_supported(what: &str) -> Self {
+        Self::new(Kind::NotSupported, format!("{what}: not supported by this version"))
+    }
+
+    /// A project that nobody created.
+    pub(super) fn no_project(name: &str) -> Self {
+        Self::new(Kind::UnknownProject, format!("there is no project `{name}`"))
+    }
+
+    /// A fault of this program; the log has the rest.
+    pub(super) fn internal(error: &(dyn std::error::Error + 'static)) -> Self {
+        tracing::error!(error, "a request failed");
+        Self::new(Kind::Internal, "the host's log says more")
+    }
+
+    /// The status that it is answered with.
+    pub(super) const fn status(&self) -> StatusCode {
+        self.kind.describe().0
+    }
+
+    /// The document.
+    pub(super) fn document(&self) -> Value {
+        let (status, slug, title) = self.kind.describe();
+        let mut document = Map::new();
+        document.insert("type".into(), format!("urn:outrigger:problem:{slug}").into());
+        document.insert("title".into(), title.into());
+        document.insert("status".into(), status.as_u16().into());
+        document.insert("detail".into(), self.detail.as_str().into());
+        document.extend(self.members.clone());
+        document.into()
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = (self.status(), self.document().to_string()).into_response();
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        if let Some((name, value)) = self.kind.header() {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        response
+    }
+}
+
+impl From<Invalid> for Problem {
+    fn from(Invalid { field, why }: Invalid) -> Self {
+        Self::field(field, why)
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        let detail = match &error {
+            StoreError::Unavailable(_) => "the database can't be reached",
+            StoreError::Busy(_) => "the database was too busy to answer in time",
+            StoreError::Full(_) => "the database has no room left",
+            StoreError::Schema(_) | StoreError::Setting(_) | StoreError::Refused(_) => {
+                return Self::internal(&error);
+            }
+        };
+        tracing::warn!(error = &error as &(dyn std::error::Error + 'static), "a request failed");
+        Self::new(Kind::Unavailable, detail)
+    }
+}

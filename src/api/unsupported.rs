@@ -1,0 +1,22 @@
+//! Calls that later versions will have: refused, never ignored.
+
+use axum::http::Method;
+
+use super::routes::Routes;
+
+pub(super) fn routes(routes: Routes) -> Routes {
+    [
+        (Method::POST, "/v1/projects/{project}/events/replay", "replaying events"),
+        (Method::POST, "/v1/projects/{project}/events/{messageId}/replay", "replaying an event"),
+        (Method::POST, "/v1/projects/{project}/triggers/{name}/try", "trying a trigger"),
+        (Method::GET, "/v1/projects/{project}/stream", "the live tail"),
+        (Method::GET, "/v1/projects/{project}/secrets", "secrets"),
+        (Method::PUT, "/v1/projects/{project}/secrets/{name}", "secrets"),
+        (Method::DELETE, "/v1/projects/{project}/secrets/{name}", "secrets"),
+        (Method::PUT, "/v1/projects/{project}/statements/{name}", "statements"),
+        (Method::PUT, "/v1/projects/{project}/quotas", "quotas"),
+        (Method::GET, "/v1/audit", "the audit log"),
+    ]
+    .into_iter()
+    .fold(routes, |routes, (method, path, what)| routes.refuse(&method, path, what))
+}

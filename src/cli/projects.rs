@@ -1,0 +1,96 @@
+//! `outrigger projects`.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use reqwest::StatusCode;
+use serde_json::json;
+
+use super::{
+    Context,
+    output::{Column, Show},
+};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Projects {
+    /// Create a project, or leave it as it is
+    Create(Name),
+    /// List projects
+    List,
+    /// Deliver a project's events again
+    Enable(Name),
+    /// Let a project's events wait
+    Disable(Name),
+    /// Delete a project with everything that belongs to it
+    Delete {
+        #[command(flatten)]
+        project: Name,
+        /// Confirms that events, plugins, triggers, state and keys go too
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Name {
+    /// The project
+    name: String,
+}
+
+const COLUMNS: [Column; 3] = [
+    ("NAME", "/name", Show::Plain),
+    ("ENABLED", "/enabled", Show::Plain),
+    ("CREATED", "/createdAt", Show::Time),
+];
+
+impl Projects {
+    pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
+        let (client, out) = (context.client()?, context.out);
+        match self {
+            Self::Create(Name { name }) => {
+                let answer = client.put(&["projects", &name], &json!({})).await?;
+                if !out.json(&answer) {
+                    let new = answer.status == StatusCode::CREATED;
+                    let what = if new { "is created" } else { "was there" };
+                    out.line(format_args!("project {name} {what}"));
+                }
+            }
+            Self::List => {
+                let answer = client.get(&["projects"]).await?;
+                out.list(&answer, &COLUMNS, "There is no project: `outrigger projects create NAME`.");
+            }
+            Self::Enable(Name { name }) => {
+                let answer = client.post(&["projects", &name, "enable"], &json!({})).await?;
+                if !out.json(&answer) {
+                    out.line(format_args!("project {name} is enabled"));
+                }
+            }
+            Self::Disable(Name { name }) => {
+                let answer = client.post(&["projects", &name, "disable"], &json!({})).await?;
+                if !out.json(&answer) {
+                    out.line(format_args!("project {name} is disabled; its events wait"));
+                }
+            }
+            Self::Delete { project: Name { name }, yes } => {
+                if !yes {
+                    bail!(
+                        "this deletes all events, plugins, triggers, state and keys of the project \
+                         `{name}`; confirm with --yes"
+                    );
+                }
+                let answer = client.delete(&["projects", &name]).await?;
+                if !out.json(&answer) {
+                    let went = |what| answer.value()[what].as_i64().unwrap_or(0);
+                    out.line(format_args!(
+                        "project {name} is deleted, with {} plugins, {} triggers and {} keys",
+                        went("plugins"),
+                        went("triggers"),
+                        went("keys")
+                    ));
+                }
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,22 @@
+//! The `outrigger` program: a host, and the commands that talk to one.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use outrigger::{
+    cli::{self, Cli},
+    config::Environment,
+};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match Environment::of_process() {
+        Ok(environment) => cli::run(cli, environment).await,
+        Err(error) => Err(error.into()),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("error: {}", cli::explain(&error));
+        ExitCode::FAILURE
+    })
+}

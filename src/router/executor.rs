@@ -1,0 +1,212 @@
+//! Makes the calls: each ends in exactly one [`Ending`].
+
+use std::{pin::pin, sync::Arc, time::Instant};
+
+use tokio::{select, sync::OwnedSemaphorePermit, time::sleep};
+
+use super::{
+    ending::{Ending, Summary},
+    host::Host,
+    ledger::{ChainKey, Job, PATIENCE, Start},
+    pending::View,
+};
+use crate::{
+    model::{
+        attempt::Attempt,
+        outcome::{Outcome, classify},
+    },
+    store::SpillCause,
+    targets::{Report, Request},
+};
+
+impl Host {
+    /// Starts what is to be started, and tells the settler what has ended.
+    pub(super) fn pump(self: &Arc<Self>) {
+        let starts = {
+            let mut ledger = self.ledger();
+            self.pulse.holds(ledger.len());
+            ledger.starts()
+        };
+        self.to_settle.notify_one();
+        for start in starts {
+            let host = Arc::clone(self);
+            match start {
+                Start::Chain(chain) => self.tasks.spawn(async move { host.run_chain(chain).await }),
+                Start::Free(job) => self.tasks.spawn(async move { host.run(&job).await }),
+            };
+        }
+    }
+
+    async fn run_chain(self: Arc<Self>, chain: ChainKey) {
+        loop {
+            let next = self.ledger().next(chain);
+            let Some(job) = next else { return };
+            let mut call = pin!(self.run(&job));
+            select! {
+                biased;
+                () = &mut call => continue,
+                () = sleep(PATIENCE) => {}
+            }
+            // What waits behind a slow call goes on by itself, so that the
+            // events' other triggers don't wait for it.
+            loop {
+                if self.ledger().waits(chain) {
+                    self.ledger().spill_waiting(chain);
+                    self.pump();
+                }
+                select! {
+                    biased;
+                    () = &mut call => break,
+                    () = sleep(PATIENCE) => {}
+                }
+            }
+        }
+    }
+
+    async fn run(self: &Arc<Self>, job: &Job) {
+        let ending = match self.room_for(job).await {
+            Some(room) => {
+                let ending = self.call(job).await;
+                drop(room);
+                ending
+            }
+            None => Ending::Spilled(SpillCause::Limit),
+        };
+        self.ledger().ended(job, ending);
+        self.pump();
+    }
+
+    /// Waits until the trigger may make one more call; an event only for a
+    /// moment, a delivery as long as it takes.
+    async fn room_for(&self, job: &Job) -> Option<OwnedSemaphorePermit> {
+        let room = job.rule.desk.room();
+        if let Ok(permit) = Arc::clone(&room).try_acquire_owned() {
+            return Some(permit);
+        }
+        let acquired = room.acquire_owned();
+        if job.delivery.is_some() {
+            return acquired.await.ok();
+        }
+        tokio::time::timeout(PATIENCE, acquired).await.ok()?.ok()
+    }
+
+    async fn call(&self, job: &Job) -> Ending {
+        let mut again = job.again;
+        loop {
+            let turn = if job.rule.trigger.spec.grants.state {
+                job.rule.desk.pending.turn(again).await
+            } else {
+                None
+            };
+            // Closed only when the host is gone.
+            let Ok(_slot) = self.calls.acquire().await else { return Ending::Released };
+            if self.ledger().is_closed() {
+                return Ending::Released;
+            }
+            let started_at = self.clock.now();
+            let Some(report) = self.deliver(job).await else { return Ending::Released };
+            if let Ok(effects) = &report.result
+                && !job.rule.desk.pending.publish(job.unit, &effects.state)
+            {
+                self.metrics.conflicts(1);
+                again = true;
+                drop(turn);
+                continue;
+            }
+            return self.ending(job, report, started_at);
+        }
+    }
+
+    /// The delivery itself, or nothing if the claim ended first.
+    async fn deliver(&self, job: &Job) -> Option<Report> {
+        let left = job.lease.until().checked_duration_since(Instant::now())?;
+        let spec = &job.rule.trigger.spec;
+        let delivery = job.delivery.map_or(0, |delivery| delivery.generation);
+        let message_id = job.event.message_id;
+        let request = Request {
+            event: Arc::clone(&job.event),
+            attempt: number(job),
+            max_attempts: spec.retry.max_attempts,
+            // Leases are renewed while calls run; a lost one ends the call.
+            deadline: spec.limits.deadline.get(),
+            idempotency_key: match delivery {
+                0 => format!("{message_id}/{}", job.rule.name()),
+                replay => format!("{message_id}/{}/{replay}", job.rule.name()),
+            },
+            now: self.clock.now(),
+            state: Arc::new(View {
+                store: Arc::clone(&self.store) as _,
+                rule: Arc::clone(&job.rule),
+            }),
+        };
+        debug_assert!(!left.is_zero());
+        select! {
+            biased;
+            report = job.rule.target.deliver(request) => Some(report),
+            () = job.tenure.over.cancelled() => None,
+            () = self.hard.cancelled() => None,
+            () = job.lease.ended() => None,
+        }
+    }
+
+    fn ending(&self, job: &Job, report: Report, started_at: i64) -> Ending {
+        let rule = &job.rule;
+        let number = number(job);
+        let outcome = classify(report.result, number, &rule.trigger.spec.retry, fastrand::f64());
+        let summary = Summary {
+            attempt: number,
+            digest: report.digest.clone(),
+            duration_us: report.usage.duration_us,
+        };
+        let failure = match &outcome {
+            Outcome::Retry { why, .. } | Outcome::Dead { why } => Some(why.clone()),
+            Outcome::Done(_) | Outcome::Released => None,
+        };
+        let keep = match &outcome {
+            Outcome::Done(_) => rule.keeps_success(),
+            Outcome::Retry { .. } | Outcome::Dead { .. } => true,
+            Outcome::Released => false,
+        };
+        let name = failure.as_ref().map_or("done", |why| why.kind.as_str());
+        let seconds = |us: u64| std::time::Duration::from_micros(us).as_secs_f64();
+        rule.desk.metrics.call(
+            name,
+            seconds(report.usage.duration_us),
+            seconds(report.usage.cpu_us),
+        );
+        let attempt = keep.then(|| Attempt {
+            message_id: job.event.message_id,
+            event_pk: job.event.pk,
+            project: rule.trigger.project.clone(),
+            trigger: rule.trigger.name.clone(),
+            number,
+            digest: report.digest,
+            started_at,
+            usage: report.usage,
+            failure: failure.as_ref().map(|why| why.kind),
+            error: failure.as_ref().map(|why| why.message.clone()),
+            logs: report.logs,
+        });
+        let before = job.delivery.map_or(0, |delivery| delivery.attempts);
+        let burnt = |burns: bool| before + u32::from(burns);
+        match outcome {
+            Outcome::Done(effects) => Ending::Done { effects, attempt, summary },
+            Outcome::Retry { after_ms, why } => {
+                self.metrics.retried(why.kind.as_str());
+                let attempts = burnt(why.kind.burns_attempt());
+                Ending::Failed { failure: why, attempts, after_ms: Some(after_ms), attempt, summary }
+            }
+            Outcome::Dead { why } => {
+                self.metrics.dead(why.kind.as_str());
+                let attempts = burnt(why.kind.burns_attempt());
+                Ending::Failed { failure: why, attempts, after_ms: None, attempt, summary }
+            }
+            Outcome::Released => Ending::Released,
+        }
+    }
+}
+
+/// 1 at the first attempt.
+fn number(job: &Job) -> u32 {
+    job.delivery.map_or(0, |delivery| delivery.attempts) + 1
+}

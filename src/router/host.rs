@@ -1,0 +1,171 @@
+//! What the router's tasks share.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Notify, Semaphore};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{Settings, lease::Tenure, ledger::Ledger, pulse::Pulse, rules::Rules};
+use crate::{
+    metrics::Metrics,
+    model::{Lane, UnixMillis},
+    store::{HostId, Store, StoreError},
+    targets::Targets,
+};
+
+pub(super) struct Host {
+    pub(super) id: HostId,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) targets: Arc<dyn Targets>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) pulse: Arc<Pulse>,
+    pub(super) settings: Settings,
+    pub(super) rules: ArcSwap<Rules>,
+    pub(super) clock: Clock,
+    /// Calls that may run at once, all triggers together.
+    pub(super) calls: Semaphore,
+    /// Rung when there is something to settle or to give back.
+    pub(super) to_settle: Notify,
+    /// Rung when room has come free, or a delivery falls due.
+    pub(super) to_claim: Notify,
+    /// Rung when lanes should be looked at before their time.
+    pub(super) to_keep: Notify,
+    /// Cancelled to claim nothing more.
+    pub(super) soft: CancellationToken,
+    /// Cancelled to do nothing more.
+    pub(super) hard: CancellationToken,
+    pub(super) tasks: TaskTracker,
+    ledger: Mutex<Ledger>,
+    lanes: Mutex<BTreeMap<Lane, Holding>>,
+    agenda: Mutex<Agenda>,
+}
+
+/// A lane that this host holds.
+#[derive(Clone)]
+pub(super) struct Holding {
+    pub(super) tenure: Arc<Tenure>,
+    /// It is to be handed over: nothing more is claimed in it.
+    pub(super) surplus: bool,
+}
+
+/// What is known of deliveries that wait.
+#[derive(Default)]
+pub(super) struct Agenda {
+    /// Projects and triggers that have some.
+    pub(super) pairs: HashSet<(String, String)>,
+    /// When to look next, if not at the next survey.
+    pub(super) due: Option<Instant>,
+}
+
+impl Host {
+    pub(super) fn new(
+        store: Arc<dyn Store>,
+        targets: Arc<dyn Targets>,
+        metrics: Arc<Metrics>,
+        settings: Settings,
+    ) -> Self {
+        Self {
+            id: HostId(uuid::Uuid::new_v4()),
+            store,
+            targets,
+            metrics,
+            pulse: Arc::default(),
+            rules: ArcSwap::default(),
+            clock: Clock::default(),
+            calls: Semaphore::new(settings.concurrency),
+            to_settle: Notify::new(),
+            to_claim: Notify::new(),
+            to_keep: Notify::new(),
+            soft: CancellationToken::new(),
+            hard: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            ledger: Mutex::default(),
+            lanes: Mutex::default(),
+            agenda: Mutex::default(),
+            settings,
+        }
+    }
+
+    pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn lanes(&self) -> MutexGuard<'_, BTreeMap<Lane, Holding>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn agenda(&self) -> MutexGuard<'_, Agenda> {
+        self.agenda.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lanes to claim in.
+    pub(super) fn own_lanes(&self) -> Vec<Lane> {
+        self.lanes().iter().filter(|(_, h)| !h.surplus).map(|(lane, _)| *lane).collect()
+    }
+
+    /// Rows that may be held at once: one batch at work and one ahead of it.
+    pub(super) fn capacity(&self) -> usize {
+        self.settings.batch as usize * 2
+    }
+
+    /// Notes a delivery that falls due.
+    pub(super) fn delivery_due(&self, project: &str, trigger: &str, after_ms: i64) {
+        let at = Instant::now() + Duration::from_millis(u64::try_from(after_ms).unwrap_or(0));
+        let mut agenda = self.agenda();
+        agenda.pairs.insert((project.to_owned(), trigger.to_owned()));
+        if agenda.due.is_none_or(|due| at < due) {
+            agenda.due = Some(at);
+            self.to_claim.notify_one();
+        }
+    }
+
+    /// Reads the definitions anew if they have changed.
+    pub(super) async fn refresh(&self) -> Result<(), StoreError> {
+        let version = self.store.control_version().await?;
+        if version == self.rules.load().version {
+            return Ok(());
+        }
+        let definitions = self.store.definitions().await?;
+        let before = self.rules.load_full();
+        let rules = Rules::new(definitions, &before, &*self.targets, &self.metrics);
+        for rule in rules.all() {
+            let known = before.rule(&rule.trigger.project, &rule.trigger.name);
+            if known.is_none_or(|known| !Arc::ptr_eq(known, rule)) && !rule.paused() {
+                let target = Arc::clone(&rule.target);
+                self.tasks.spawn(async move { target.warm().await });
+            }
+        }
+        self.rules.store(Arc::new(rules));
+        Ok(())
+    }
+
+    /// Takes note of a fault of the database, once, where it is handled.
+    pub(super) fn faulty(&self, doing: &'static str, error: &StoreError) {
+        tracing::warn!(error = %error, "{doing} failed");
+        self.pulse.bad(error);
+    }
+}
+
+/// The database's clock, as well as it is known here.
+#[derive(Default)]
+pub(super) struct Clock(Mutex<Option<(UnixMillis, Instant)>>);
+
+impl Clock {
+    /// Notes what the database said.
+    pub(super) fn set(&self, now: UnixMillis) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Instant::now()));
+    }
+
+    /// What the database would say.
+    pub(super) fn now(&self) -> UnixMillis {
+        let known = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.map_or(0, |(then, at)| {
+            then + i64::try_from(at.elapsed().as_millis()).unwrap_or(0)
+        })
+    }
+}

@@ -1,0 +1,43 @@
+//! What has to be done now and then: retention, and bulk work that is left over.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{select, time::sleep};
+
+use super::host::Host;
+
+/// Events that are deleted in one transaction.
+const BATCH: u32 = 500;
+
+/// Rest between two rounds.
+const REST: Duration = Duration::from_secs(5);
+
+/// Cleans up until the host is to stop.
+pub(super) async fn run(host: Arc<Host>) {
+    loop {
+        select! {
+            () = host.soft.cancelled() => return,
+            () = sleep(REST) => {}
+        }
+        while !host.soft.is_cancelled() {
+            match host.store.sweep(host.settings.retention, BATCH).await {
+                Ok(gone) if gone >= u64::from(BATCH) => sleep(Duration::from_millis(50)).await,
+                Ok(_) => break,
+                Err(error) => {
+                    host.faulty("deleting old events", &error);
+                    break;
+                }
+            }
+        }
+        while !host.soft.is_cancelled() {
+            match host.store.advance(BATCH).await {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    host.faulty("carrying on bulk work", &error);
+                    break;
+                }
+            }
+        }
+    }
+}

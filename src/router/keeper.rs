@@ -1,0 +1,174 @@
+//! Keeps lanes and claims: takes its share, renews, hands over the surplus.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{select, time::sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    host::{Holding, Host},
+    lease::{Lease, Tenure},
+};
+use crate::{
+    model::Lane,
+    store::{Held, StoreError},
+};
+
+/// Keeps lanes until the host stops.
+pub(super) async fn run(host: Arc<Host>) {
+    let mut keeper = Keeper { renewed: Instant::now(), name: name(), host };
+    loop {
+        let rest = match keeper.round().await {
+            Ok(rest) => rest,
+            Err(error) => {
+                keeper.host.faulty("keeping lanes", &error);
+                keeper.give_up_if_late();
+                keeper.interval() / 4
+            }
+        };
+        select! {
+            () = keeper.host.hard.cancelled() => return,
+            () = keeper.host.to_keep.notified() => {}
+            () = sleep(rest) => {}
+        }
+    }
+}
+
+struct Keeper {
+    host: Arc<Host>,
+    /// What the leases of the lanes are reckoned from.
+    renewed: Instant,
+    name: String,
+}
+
+impl Keeper {
+    /// A sixth of a lease: five tries before it ends.
+    fn interval(&self) -> Duration {
+        (self.host.settings.lease / 6).min(Duration::from_secs(5))
+    }
+
+    /// Answers how long to rest.
+    async fn round(&mut self) -> Result<Duration, StoreError> {
+        let host = Arc::clone(&self.host);
+        let (store, lease) = (&host.store, host.settings.lease);
+        let began = Instant::now();
+        let live = store.heartbeat(host.id, &self.name, lease).await?;
+        let held = store.renew_lanes(host.id, lease).await?;
+        self.renewed = began;
+        host.pulse.good();
+        self.drop_lost(&held);
+        self.renew_claims().await?;
+        if host.soft.is_cancelled() {
+            return Ok(self.interval());
+        }
+        let share = usize::try_from(store.lanes()).unwrap_or(1).div_ceil(live.max(1));
+        let dry = self.mark_surplus(share);
+        if !dry.is_empty() {
+            store.yield_lanes(host.id, &dry).await?;
+            self.forget(&dry);
+        }
+        let own = host.lanes().len();
+        if own < share {
+            let taken = store.take_lanes(host.id, share - own, lease).await?;
+            if !taken.is_empty() {
+                tracing::debug!(lanes = ?taken, live, "took lanes over");
+                let mut lanes = host.lanes();
+                for lane in taken {
+                    let tenure = Arc::new(Tenure { lane, over: CancellationToken::new() });
+                    lanes.insert(lane, Holding { tenure, surplus: false });
+                }
+                drop(lanes);
+                host.to_claim.notify_one();
+            }
+        }
+        let draining = host.lanes().values().any(|holding| holding.surplus);
+        Ok(if draining { Duration::from_millis(20).min(self.interval()) } else { self.interval() })
+    }
+
+    /// Somebody has taken lanes over: what is held in them is void.
+    fn drop_lost(&self, held: &[Lane]) {
+        let held: BTreeSet<Lane> = held.iter().copied().collect();
+        let lost: Vec<Lane> =
+            self.host.lanes().keys().copied().filter(|lane| !held.contains(lane)).collect();
+        if !lost.is_empty() {
+            tracing::warn!(lanes = ?lost, "lost lanes to another host");
+            self.forget(&lost);
+        }
+    }
+
+    fn forget(&self, gone: &[Lane]) {
+        for lane in gone {
+            if let Some(holding) = self.host.lanes().remove(lane) {
+                tracing::trace!(lane = holding.tenure.lane, "a lane is no longer held");
+                holding.tenure.over.cancel();
+            }
+            self.host.ledger().lane_lost(*lane);
+        }
+        self.host.pump();
+    }
+
+    /// Marks lanes beyond the share, the highest first, and answers those that
+    /// have run dry.
+    fn mark_surplus(&self, share: usize) -> Vec<Lane> {
+        let mut lanes = self.host.lanes();
+        let kept = lanes.len().min(share);
+        for (index, holding) in lanes.values_mut().enumerate() {
+            holding.surplus = index >= kept;
+        }
+        let ledger = self.host.ledger();
+        lanes
+            .iter()
+            .filter(|(lane, holding)| holding.surplus && ledger.in_lane(**lane) == 0)
+            .map(|(lane, _)| *lane)
+            .collect()
+    }
+
+    /// Extends claims that have less than two thirds of a lease left.
+    async fn renew_claims(&self) -> Result<(), StoreError> {
+        let lease = self.host.settings.lease;
+        let began = Instant::now();
+        let expiring = self.host.ledger().expiring(began + lease * 2 / 3);
+        for part in expiring.chunks(1000) {
+            let claims: Vec<_> = part.iter().map(|(_, claim, _)| &**claim).collect();
+            let held = self.host.store.renew(&claims, lease).await?;
+            let renewed = Arc::new(Lease::new(began + lease));
+            let mut ledger = self.host.ledger();
+            for ((id, _, old), held) in part.iter().zip(held) {
+                match held {
+                    Held::Yes => {
+                        // Calls that run watch the lease that they began with.
+                        old.extend(began + lease);
+                        ledger.renewed(*id, &renewed);
+                    }
+                    Held::Lost => {
+                        self.host.metrics.lost(1);
+                        ledger.lost(*id);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Without a word from the database for a whole lease, others may have
+    /// taken the lanes.
+    fn give_up_if_late(&self) {
+        if self.renewed.elapsed() >= self.host.settings.lease {
+            self.drop_lost(&[]);
+        }
+    }
+}
+
+/// What people know this host by.
+fn name() -> String {
+    let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let machine = match machine.trim() {
+        "" => "host",
+        name => name,
+    };
+    format!("{machine}/{}", std::process::id())
+}

@@ -1,0 +1,690 @@
+//! What a host has claimed and not settled: pure bookkeeping, no I/O.
+//!
+//! A claimed row is a [`Unit`] with one share for each trigger that it is for.
+//! Shares of one ordering key and trigger form a chain and run one after
+//! another. A unit whose shares have all ended is settled in the order of its
+//! ordering key. Where a chain breaks (a failure, a pause, a slow call), what
+//! waits in it spills, and so does what comes later, until claims have seen
+//! the spilled deliveries in the database.
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    hash::{BuildHasher, RandomState},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use uuid::Uuid;
+
+use super::{
+    ending::{Ending, settlement},
+    lease::{Lease, Tenure},
+    rules::{Matching, Rule},
+};
+use crate::{
+    model::{Lane, event::Event},
+    store::{Chain, Claim, ClaimedDelivery, ClaimedEvent, Settlement, SpillCause},
+};
+
+/// Names a unit for as long as it is held; rises in the order of claims.
+pub(super) type UnitId = u64;
+
+/// Trigger, ordering key, and whether it is a chain of re-driven deliveries.
+/// Keys are hashed: two that meet wait for each other and nothing worse.
+pub(super) type ChainKey = (u64, u64, bool);
+
+/// A claimed row.
+pub(super) struct Unit {
+    pub(super) event: Arc<Event>,
+    pub(super) claim: Arc<Claim>,
+    pub(super) lease: Arc<Lease>,
+    pub(super) tenure: Arc<Tenure>,
+    pub(super) delivery: Option<Delivery>,
+    pub(super) shares: Vec<Share>,
+    /// Triggers whose `when` could not be evaluated.
+    pub(super) unclear: Vec<(String, String)>,
+    key: u64,
+    /// Shares that haven't ended.
+    open: usize,
+    stage: Stage,
+}
+
+/// What a delivery's row says.
+#[derive(Clone, Copy)]
+pub(super) struct Delivery {
+    pub(super) attempts: u32,
+    pub(super) generation: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Running,
+    /// All has ended; an earlier unit of its key has not.
+    Complete,
+    /// It may be settled.
+    Ready,
+    Settling,
+}
+
+/// A unit's part for one trigger.
+pub(super) struct Share {
+    pub(super) rule: Arc<Rule>,
+    pub(super) ending: Option<Ending>,
+    chain: Option<ChainKey>,
+    /// Whether it is counted in `broken`.
+    breaks: bool,
+}
+
+/// A call to make.
+#[derive(Clone)]
+pub(super) struct Job {
+    pub(super) unit: UnitId,
+    pub(super) share: usize,
+    pub(super) event: Arc<Event>,
+    pub(super) rule: Arc<Rule>,
+    pub(super) lease: Arc<Lease>,
+    pub(super) tenure: Arc<Tenure>,
+    pub(super) delivery: Option<Delivery>,
+    pub(super) chain: Option<ChainKey>,
+    /// Whether it ran before and met another call's state.
+    pub(super) again: bool,
+}
+
+/// Work for a task of its own.
+pub(super) enum Start {
+    Chain(ChainKey),
+    Free(Job),
+}
+
+#[derive(Default)]
+struct Link {
+    queue: VecDeque<Job>,
+    running: Option<UnitId>,
+    /// The running call's result is void: an earlier one has to run again.
+    discard: bool,
+}
+
+/// Spilled shares of a chain that claims may not have seen yet.
+#[derive(Default)]
+struct Break {
+    unsettled: u32,
+    /// The claim that was the latest when the last of them was settled.
+    seen: u64,
+}
+
+/// One project's share of one lane. Scheduled events aren't in it: they are
+/// claimed out of order.
+#[derive(Default)]
+struct Track {
+    held: BTreeSet<i64>,
+    high: i64,
+    low: Option<i64>,
+}
+
+#[derive(Default)]
+pub(super) struct Ledger {
+    units: HashMap<UnitId, Unit>,
+    keys: HashMap<u64, VecDeque<UnitId>>,
+    chains: HashMap<ChainKey, Link>,
+    broken: HashMap<ChainKey, Break>,
+    ready: VecDeque<UnitId>,
+    released: Vec<Arc<Claim>>,
+    tracks: HashMap<(Lane, String), Track>,
+    lanes: HashMap<Lane, usize>,
+    starts: Vec<Start>,
+    hasher: RandomState,
+    last: UnitId,
+    claims: u64,
+    closed: bool,
+}
+
+impl Ledger {
+    /// Units that are held.
+    pub(super) fn len(&self) -> usize {
+        self.units.len()
+    }
+
+    /// Units that are held in a lane.
+    pub(super) fn in_lane(&self, lane: Lane) -> usize {
+        self.lanes.get(&lane).copied().unwrap_or(0)
+    }
+
+    /// Where a claim may begin to look in a lane and project.
+    pub(super) fn mark(&self, lane: Lane, project: &str) -> i64 {
+        // A look-up by a borrowed pair isn't to be had; claims are few.
+        self.tracks.get(&(lane, project.to_owned())).map_or(0, Track::mark)
+    }
+
+    /// Notes that a claim begins; its number goes to the admissions.
+    pub(super) fn claim_begins(&mut self) -> u64 {
+        self.claims += 1;
+        self.claims
+    }
+
+    /// Notes that all rows of a claim are admitted: spills settled before it
+    /// began are in what it saw.
+    pub(super) fn claim_ends(&mut self, claim: u64) {
+        self.broken.retain(|_, b| b.unsettled > 0 || b.seen >= claim);
+    }
+
+    pub(super) fn admit_event(
+        &mut self,
+        row: ClaimedEvent,
+        matching: Matching,
+        lease: &Arc<Lease>,
+        tenure: &Arc<Tenure>,
+    ) {
+        let ClaimedEvent { claim, event, open, .. } = row;
+        let key = self.key(&event);
+        if event.available_at.is_none() {
+            let track = self.tracks.entry((event.lane, event.project.clone())).or_default();
+            track.claimed(event.pk);
+        }
+        let id = self.insert(claim, event, key, None, lease, tenure);
+        self.keys.entry(key).or_default().push_back(id);
+        for rule in matching.rules {
+            let chain = rule.ordered().then_some((rule.desk.id, key, false));
+            let spill = if rule.paused() {
+                Some(SpillCause::Paused)
+            } else {
+                chain
+                    .filter(|c| open.iter().any(|o| o == rule.name()) || self.broken.contains_key(c))
+                    .map(|_| SpillCause::Blocked)
+            };
+            let share = self.share(id, rule, chain);
+            match spill {
+                Some(cause) => self.end(id, share, Ending::Spilled(cause)),
+                None => self.enqueue(id, share, false),
+            }
+        }
+        if let Some(unit) = self.units.get_mut(&id) {
+            unit.unclear = matching.unclear;
+            if unit.open == 0 {
+                self.complete(id);
+            }
+        }
+    }
+
+    pub(super) fn admit_delivery(
+        &mut self,
+        row: ClaimedDelivery,
+        rule: Arc<Rule>,
+        lease: &Arc<Lease>,
+        tenure: &Arc<Tenure>,
+    ) {
+        let ClaimedDelivery { claim, event, attempts, generation, chain, .. } = row;
+        let key = self.key(&event);
+        let delivery = Delivery { attempts, generation };
+        let chain = match chain {
+            Chain::None => None,
+            Chain::Events => Some((rule.desk.id, key, false)),
+            Chain::Redriven => Some((rule.desk.id, key, true)),
+        };
+        let id = self.insert(claim, event, key, Some(delivery), lease, tenure);
+        let share = self.share(id, rule, chain);
+        self.enqueue(id, share, false);
+    }
+
+    /// The next call of a chain; the chain ends when there is none.
+    pub(super) fn next(&mut self, chain: ChainKey) -> Option<Job> {
+        let link = self.chains.get_mut(&chain)?;
+        match link.queue.pop_front().filter(|_| !self.closed) {
+            Some(job) => {
+                link.running = Some(job.unit);
+                Some(job)
+            }
+            None => {
+                self.chains.remove(&chain);
+                None
+            }
+        }
+    }
+
+    /// Whether calls wait behind the running one of a chain.
+    pub(super) fn waits(&self, chain: ChainKey) -> bool {
+        self.chains.get(&chain).is_some_and(|link| !link.queue.is_empty())
+    }
+
+    /// Spills the events that wait in a chain.
+    pub(super) fn spill_waiting(&mut self, chain: ChainKey) {
+        let Some(link) = self.chains.get_mut(&chain) else { return };
+        let (stay, spill): (VecDeque<Job>, VecDeque<Job>) =
+            link.queue.drain(..).partition(|job| job.delivery.is_some());
+        link.queue = stay;
+        for job in spill {
+            self.end(job.unit, job.share, Ending::Spilled(SpillCause::Blocked));
+        }
+    }
+
+    /// Takes note of how a call ended.
+    pub(super) fn ended(&mut self, job: &Job, ending: Ending) {
+        if let Some(link) = job.chain.and_then(|chain| self.chains.get_mut(&chain)) {
+            link.running = None;
+            if std::mem::take(&mut link.discard) {
+                job.rule.desk.pending.forget();
+                self.enqueue(job.unit, job.share, true);
+                return;
+            }
+        }
+        let breaks = matches!(ending, Ending::Failed { .. } | Ending::Spilled(_) | Ending::Released);
+        self.end(job.unit, job.share, ending);
+        if let Some(chain) = job.chain.filter(|_| breaks) {
+            match job.delivery {
+                None => self.spill_waiting(chain),
+                // What waits behind a delivery is blocked by it.
+                Some(_) => self.release_waiting(chain),
+            }
+        }
+    }
+
+    /// Settlements for units that are ready, in order, as many as fit.
+    pub(super) fn collect(&mut self, most: usize) -> Vec<(UnitId, Settlement)> {
+        let count = most.min(self.ready.len());
+        let ids: Vec<UnitId> = self.ready.drain(..count).collect();
+        ids.into_iter()
+            .filter_map(|id| {
+                let unit = self.units.get_mut(&id)?;
+                unit.stage = Stage::Settling;
+                Some((id, settlement(unit)))
+            })
+            .collect()
+    }
+
+    /// Claims to give back.
+    pub(super) fn released(&mut self) -> Vec<Arc<Claim>> {
+        std::mem::take(&mut self.released)
+    }
+
+    /// Tasks to start.
+    pub(super) fn starts(&mut self) -> Vec<Start> {
+        std::mem::take(&mut self.starts)
+    }
+
+    /// A unit is settled; answers its event's id.
+    pub(super) fn settled(&mut self, id: UnitId, settlement: &Settlement) -> Option<Uuid> {
+        let unit = self.remove(id, true)?;
+        for share in &unit.shares {
+            let name = share.rule.name();
+            for one in settlement.effects.iter().filter(|one| one.trigger == name) {
+                share.rule.desk.pending.settled(id, &one.effects.state);
+            }
+        }
+        Some(unit.event.message_id)
+    }
+
+    /// A unit is somebody else's.
+    pub(super) fn lost(&mut self, id: UnitId) {
+        if let Some(unit) = self.remove(id, false) {
+            for share in &unit.shares {
+                share.rule.desk.pending.forget();
+            }
+        }
+    }
+
+    /// Settlements of a group that weren't written since state had changed, each
+    /// with the triggers that read it: results go back to the units, and calls
+    /// of these triggers are run again, as are those of the same chains that
+    /// came after.
+    pub(super) fn conflicted(&mut self, group: Vec<(UnitId, Settlement, Vec<String>)>) {
+        let mut reruns = Vec::with_capacity(group.len());
+        for (id, settlement, triggers) in group {
+            self.take_back(id, settlement);
+            reruns.push((id, triggers));
+        }
+        for (id, triggers) in &reruns {
+            let Some(unit) = self.units.get(id) else { continue };
+            let (key, is_event) = (unit.key, unit.delivery.is_none());
+            self.run_again(*id, triggers, false);
+            let later: Vec<UnitId> = match self.keys.get(&key).filter(|_| is_event) {
+                Some(queue) => queue.iter().copied().filter(|other| other > id).collect(),
+                None => Vec::new(),
+            };
+            for other in later {
+                self.run_again(other, triggers, true);
+            }
+        }
+        for (id, _) in reruns {
+            self.complete(id);
+        }
+    }
+
+    fn run_again(&mut self, id: UnitId, triggers: &[String], ordered_only: bool) {
+        let Some(unit) = self.units.get_mut(&id) else { return };
+        if unit.stage == Stage::Ready {
+            // Whatever it waits for now, it is no longer first in line.
+            self.ready.retain(|ready| *ready != id);
+            unit.stage = Stage::Complete;
+        }
+        let voided = |share: &Share| {
+            triggers.iter().any(|t| t == share.rule.name())
+                && matches!(share.ending, Some(Ending::Done { .. }))
+                && (share.chain.is_some() || !ordered_only)
+        };
+        let again: Vec<usize> =
+            (0..unit.shares.len()).filter(|index| voided(&unit.shares[*index])).collect();
+        for index in again {
+            self.again(id, index);
+        }
+    }
+
+    /// A settlement can't be written for what one trigger asked for: that
+    /// share ends so instead.
+    pub(super) fn unfit(&mut self, id: UnitId, settlement: Settlement, trigger: &str, ending: Ending) {
+        self.take_back(id, settlement);
+        let Some(unit) = self.units.get_mut(&id) else { return };
+        let Some(index) = unit.shares.iter().position(|share| share.rule.name() == trigger) else {
+            return;
+        };
+        unit.shares[index].rule.desk.pending.forget();
+        unit.shares[index].ending = None;
+        unit.open += 1;
+        unit.stage = Stage::Running;
+        let chain = unit.shares[index].chain;
+        let is_event = unit.delivery.is_none();
+        self.end(id, index, ending);
+        if let Some(chain) = chain.filter(|_| is_event) {
+            self.spill_waiting(chain);
+        }
+    }
+
+    /// A settlement wasn't written and is to be tried again as it is.
+    pub(super) fn retry(&mut self, id: UnitId, settlement: Settlement) {
+        self.take_back(id, settlement);
+        self.complete(id);
+    }
+
+    /// Claims whose lease ends before `before`, with their leases.
+    pub(super) fn expiring(&self, before: Instant) -> Vec<(UnitId, Arc<Claim>, Arc<Lease>)> {
+        self.units
+            .iter()
+            .filter(|(_, unit)| unit.lease.until() < before)
+            .map(|(id, unit)| (*id, Arc::clone(&unit.claim), Arc::clone(&unit.lease)))
+            .collect()
+    }
+
+    /// Gives one unit a lease of its own.
+    pub(super) fn renewed(&mut self, id: UnitId, lease: &Arc<Lease>) {
+        if let Some(unit) = self.units.get_mut(&id) {
+            unit.lease = Arc::clone(lease);
+        }
+    }
+
+    /// When a unit's lease ends.
+    pub(super) fn lease_of(&self, id: UnitId) -> Option<Instant> {
+        self.units.get(&id).map(|unit| unit.lease.until())
+    }
+
+    /// Attempts of a unit's delivery before this one.
+    pub(super) fn attempts_of(&self, id: UnitId) -> u32 {
+        self.units.get(&id).and_then(|unit| unit.delivery).map_or(0, |d| d.attempts)
+    }
+
+    /// Everything in a lane is somebody else's.
+    pub(super) fn lane_lost(&mut self, lane: Lane) {
+        let ids: Vec<UnitId> =
+            self.units.iter().filter(|(_, u)| u.event.lane == lane).map(|(id, _)| *id).collect();
+        for id in ids {
+            self.lost(id);
+        }
+        self.tracks.retain(|(of, _), _| *of != lane);
+    }
+
+    /// No further call begins; units with a call that has not begun are given
+    /// back.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+        let queued: BTreeSet<UnitId> =
+            self.chains.values_mut().flat_map(|link| link.queue.drain(..)).map(|j| j.unit).collect();
+        for id in queued {
+            self.release(id);
+        }
+    }
+
+    /// Whether no further call may begin.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Gives every unit back that isn't being settled.
+    pub(super) fn release_all(&mut self) {
+        let ids: Vec<UnitId> = self
+            .units
+            .iter()
+            .filter(|(_, unit)| unit.stage != Stage::Settling)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            self.release(id);
+        }
+    }
+
+    /// Gives a unit back as if it had not been claimed.
+    pub(super) fn release(&mut self, id: UnitId) {
+        if let Some(unit) = self.remove(id, false) {
+            for share in &unit.shares {
+                if matches!(share.ending, Some(Ending::Done { .. })) {
+                    share.rule.desk.pending.forget();
+                }
+            }
+            self.released.push(unit.claim);
+        }
+    }
+
+    fn key(&self, event: &Event) -> u64 {
+        self.hasher.hash_one((&event.project, &event.resource, &event.aggregate_id))
+    }
+
+    fn insert(
+        &mut self,
+        claim: Claim,
+        event: Event,
+        key: u64,
+        delivery: Option<Delivery>,
+        lease: &Arc<Lease>,
+        tenure: &Arc<Tenure>,
+    ) -> UnitId {
+        self.last += 1;
+        *self.lanes.entry(event.lane).or_default() += 1;
+        let unit = Unit {
+            event: Arc::new(event),
+            claim: Arc::new(claim),
+            lease: Arc::clone(lease),
+            tenure: Arc::clone(tenure),
+            delivery,
+            shares: Vec::new(),
+            unclear: Vec::new(),
+            key,
+            open: 0,
+            stage: Stage::Running,
+        };
+        self.units.insert(self.last, unit);
+        self.last
+    }
+
+    fn share(&mut self, id: UnitId, rule: Arc<Rule>, chain: Option<ChainKey>) -> usize {
+        let Some(unit) = self.units.get_mut(&id) else { return 0 };
+        if unit.delivery.is_some() {
+            rule.desk.deliveries.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+        unit.shares.push(Share { rule, ending: None, chain, breaks: false });
+        unit.open += 1;
+        unit.shares.len() - 1
+    }
+
+    /// Puts a call where it will be made: in its chain, or on its own.
+    fn enqueue(&mut self, id: UnitId, index: usize, again: bool) {
+        let Some(unit) = self.units.get(&id) else { return };
+        let share = &unit.shares[index];
+        let job = Job {
+            unit: id,
+            share: index,
+            event: Arc::clone(&unit.event),
+            rule: Arc::clone(&share.rule),
+            lease: Arc::clone(&unit.lease),
+            tenure: Arc::clone(&unit.tenure),
+            delivery: unit.delivery,
+            chain: share.chain,
+            again,
+        };
+        let Some(chain) = share.chain else {
+            self.starts.push(Start::Free(job));
+            return;
+        };
+        let link = self.chains.entry(chain).or_insert_with(|| {
+            self.starts.push(Start::Chain(chain));
+            Link::default()
+        });
+        let at = link.queue.partition_point(|other| other.unit < id);
+        link.queue.insert(at, job);
+        link.discard |= link.running.is_some_and(|running| running > id);
+    }
+
+    /// Runs a share's call again.
+    fn again(&mut self, id: UnitId, index: usize) {
+        if let Some(unit) = self.units.get_mut(&id) {
+            unit.shares[index].ending = None;
+            unit.open += 1;
+            unit.stage = Stage::Running;
+            self.enqueue(id, index, true);
+        }
+    }
+
+    fn end(&mut self, id: UnitId, index: usize, ending: Ending) {
+        let Some(unit) = self.units.get_mut(&id) else { return };
+        if matches!(ending, Ending::Released) {
+            self.release(id);
+            return;
+        }
+        let is_event = unit.delivery.is_none();
+        let share = &mut unit.shares[index];
+        let spills = !matches!(ending, Ending::Done { .. });
+        share.ending = Some(ending);
+        if let Some(chain) = share.chain.filter(|_| spills && is_event) {
+            share.breaks = true;
+            self.broken.entry(chain).or_default().unsettled += 1;
+        }
+        unit.open -= 1;
+        if unit.open == 0 {
+            self.complete(id);
+        }
+    }
+
+    /// A unit has ended if all its shares have; it is ready when those before
+    /// it in its ordering key are.
+    fn complete(&mut self, id: UnitId) {
+        let Some(unit) = self.units.get_mut(&id) else { return };
+        if unit.open > 0 || unit.stage == Stage::Ready {
+            return;
+        }
+        if unit.delivery.is_some() {
+            unit.stage = Stage::Ready;
+            self.ready.push_back(id);
+        } else {
+            unit.stage = Stage::Complete;
+            let key = unit.key;
+            self.forward(key);
+        }
+    }
+
+    /// Makes ready what is complete at the head of an ordering key.
+    fn forward(&mut self, key: u64) {
+        let Some(queue) = self.keys.get(&key) else { return };
+        for id in queue {
+            let Some(unit) = self.units.get_mut(id) else { continue };
+            match unit.stage {
+                Stage::Running => break,
+                Stage::Complete => {
+                    unit.stage = Stage::Ready;
+                    self.ready.push_back(*id);
+                }
+                Stage::Ready | Stage::Settling => {}
+            }
+        }
+    }
+
+    fn take_back(&mut self, id: UnitId, settlement: Settlement) {
+        if let Some(unit) = self.units.get_mut(&id) {
+            unit.stage = Stage::Complete;
+            super::ending::take_back(unit, settlement);
+        }
+    }
+
+    /// Takes the deliveries that wait in a chain out of it, and gives them back.
+    fn release_waiting(&mut self, chain: ChainKey) {
+        let Some(link) = self.chains.get_mut(&chain) else { return };
+        let jobs: Vec<Job> = link.queue.drain(..).collect();
+        for job in jobs {
+            if job.delivery.is_some() {
+                self.release(job.unit);
+            } else {
+                self.end(job.unit, job.share, Ending::Spilled(SpillCause::Blocked));
+            }
+        }
+    }
+
+    fn remove(&mut self, id: UnitId, settled: bool) -> Option<Unit> {
+        let unit = self.units.remove(&id)?;
+        if let Some(count) = self.lanes.get_mut(&unit.event.lane) {
+            *count -= 1;
+        }
+        for share in &unit.shares {
+            if unit.delivery.is_some() {
+                share.rule.desk.deliveries.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+            }
+            let Some(chain) = share.chain else { continue };
+            if let Some(link) = self.chains.get_mut(&chain) {
+                link.queue.retain(|job| job.unit != id);
+            }
+            if let Some(broken) = self.broken.get_mut(&chain).filter(|_| share.breaks) {
+                broken.unsettled -= 1;
+                broken.seen = self.claims;
+            }
+        }
+        if unit.delivery.is_none() {
+            let place = (unit.event.lane, unit.event.project.clone());
+            if let Some(track) = self.tracks.get_mut(&place).filter(|_| unit.event.available_at.is_none())
+            {
+                track.gone(unit.event.pk, settled);
+            }
+            if let Some(queue) = self.keys.get_mut(&unit.key) {
+                queue.retain(|other| *other != id);
+                if queue.is_empty() {
+                    self.keys.remove(&unit.key);
+                }
+            }
+            self.forward(unit.key);
+        }
+        if unit.stage == Stage::Ready {
+            self.ready.retain(|ready| *ready != id);
+        }
+        Some(unit)
+    }
+}
+
+impl Track {
+    /// Rows up to this pk are settled.
+    fn mark(&self) -> i64 {
+        let held = self.held.first().map_or(self.high, |first| first - 1);
+        self.low.map_or(held, |low| low.min(held))
+    }
+
+    fn claimed(&mut self, pk: i64) {
+        self.held.insert(pk);
+        self.high = self.high.max(pk);
+        // What was given back is claimed again in order: the lowest first.
+        if self.low.is_some_and(|low| pk > low) {
+            self.low = None;
+        }
+    }
+
+    fn gone(&mut self, pk: i64, settled: bool) {
+        self.held.remove(&pk);
+        if !settled {
+            let low = pk - 1;
+            self.low = Some(self.low.map_or(low, |other| other.min(low)));
+        }
+    }
+}
+
+/// How long a call may hold up what waits behind it in its chain.
+pub(super) const PATIENCE: Duration = Duration::from_millis(250);

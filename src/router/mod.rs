@@ -1,0 +1,142 @@
+//! From claimed rows to settled ones.
+//!
+//! `poller` claims what there is room for and matches it (`rules`, `matcher`);
+//! `ledger` keeps what is held, in order; `executor` makes the calls; `settler`
+//! writes results in groups; `keeper` renews leases and shares lanes out;
+//! `janitor` cleans up. `pending` lets calls see state that is not settled yet.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use tokio::{
+    select,
+    time::{Instant, sleep, sleep_until},
+};
+
+use self::{host::Host, ledger::Ledger};
+use crate::{metrics::Metrics, store::Store, targets::Targets};
+
+mod ending;
+mod executor;
+mod host;
+mod janitor;
+mod keeper;
+mod lease;
+mod ledger;
+pub mod matcher;
+mod pending;
+mod poller;
+mod pulse;
+mod rules;
+mod settler;
+
+pub use pulse::{Health, Pulse};
+
+/// How a router works.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Rows of one claim at the most.
+    pub batch: u32,
+    /// How long claims and lanes hold without being renewed.
+    pub lease: Duration,
+    /// The longest sleep when there is nothing to do.
+    pub poll: Duration,
+    /// Calls that may run at once, all triggers together.
+    pub concurrency: usize,
+    /// How long settled events are kept.
+    pub retention: Duration,
+    /// The only projects to serve, if some are named.
+    pub projects: Option<Vec<String>>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            batch: 500,
+            lease: Duration::from_secs(60),
+            poll: Duration::from_secs(1),
+            concurrency: 64,
+            retention: Duration::from_secs(7 * 86_400),
+            projects: None,
+        }
+    }
+}
+
+impl Settings {
+    fn takes(&self, project: &str) -> bool {
+        self.projects.as_ref().is_none_or(|only| only.iter().any(|one| one == project))
+    }
+}
+
+/// A running router.
+pub struct Router {
+    host: Arc<Host>,
+}
+
+impl Router {
+    /// Starts a router on the current runtime.
+    #[must_use]
+    pub fn start(
+        store: Arc<dyn Store>,
+        targets: Arc<dyn Targets>,
+        metrics: Arc<Metrics>,
+        settings: Settings,
+    ) -> Self {
+        let host = Arc::new(Host::new(store, targets, metrics, settings));
+        host.tasks.spawn(keeper::run(Arc::clone(&host)));
+        host.tasks.spawn(poller::run(Arc::clone(&host)));
+        host.tasks.spawn(settler::run(Arc::clone(&host)));
+        host.tasks.spawn(janitor::run(Arc::clone(&host)));
+        Self { host }
+    }
+
+    /// How it fares, and when events are settled.
+    #[must_use]
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.host.pulse)
+    }
+
+    /// Stops: claims nothing more, gives back what has not begun, lets calls
+    /// end and settles them for at most `grace`, gives back the rest, and
+    /// hands the lanes over.
+    pub fn stop(self, grace: Duration) -> impl Future<Output = ()> + Send {
+        let host = self.host;
+        host.soft.cancel();
+        async move {
+            let end = Instant::now() + grace;
+            host.ledger().close();
+            host.pump();
+            loop {
+                if host.ledger().len() == 0 {
+                    break;
+                }
+                select! {
+                    () = sleep_until(end) => break,
+                    () = sleep(Duration::from_millis(5)) => {}
+                }
+            }
+            host.ledger().release_all();
+            host.hard.cancel();
+            host.to_settle.notify_one();
+            host.tasks.close();
+            // Tasks end by themselves now; one that hangs doesn't hold us up.
+            let _ = tokio::time::timeout(Duration::from_secs(5), host.tasks.wait()).await;
+            let lanes: Vec<_> = host.lanes().keys().copied().collect();
+            let leaving = async {
+                host.store.yield_lanes(host.id, &lanes).await?;
+                host.store.goodbye(host.id).await
+            };
+            match tokio::time::timeout(Duration::from_secs(5), leaving).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => host.faulty("leaving", &error),
+                Err(_) => tracing::warn!("the database didn't answer the farewell"),
+            }
+        }
+    }
+
+    /// Stops at once, as if the process had died: nothing is given back.
+    pub fn kill(self) {
+        self.host.soft.cancel();
+        *self.host.ledger() = Ledger::default();
+        self.host.hard.cancel();
+    }
+}

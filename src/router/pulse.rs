@@ -1,0 +1,119 @@
+//! What the router lets others know: how it fares, and when an event is settled.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+/// How a router fares.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Health {
+    /// Since when it has neither claimed nor settled although it tried, if so.
+    pub stalled_for: Option<Duration>,
+    /// The last fault, and how long ago it was.
+    pub last_error: Option<(String, Duration)>,
+    /// Outbox rows and deliveries that it holds.
+    pub in_flight: usize,
+}
+
+/// A router's public side; shared by all that want to know.
+#[derive(Debug)]
+pub struct Pulse {
+    inner: Mutex<Inner>,
+    in_flight: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Inner {
+    last_good: Instant,
+    last_error: Option<(String, Instant)>,
+    watchers: HashMap<Uuid, Vec<oneshot::Sender<()>>>,
+}
+
+impl Default for Pulse {
+    fn default() -> Self {
+        Self {
+            inner: Mutex::new(Inner {
+                last_good: Instant::now(),
+                last_error: None,
+                watchers: HashMap::new(),
+            }),
+            in_flight: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Pulse {
+    /// How the router fares. It counts as stalled when its last exchange with
+    /// the database failed and no other has succeeded for `patience`.
+    #[must_use]
+    pub fn health(&self, patience: Duration) -> Health {
+        let inner = self.inner();
+        let silence = inner.last_good.elapsed();
+        let failing = inner.last_error.as_ref().is_some_and(|(_, at)| *at > inner.last_good);
+        Health {
+            stalled_for: (failing && silence > patience).then_some(silence),
+            last_error: inner.last_error.as_ref().map(|(e, at)| (e.clone(), at.elapsed())),
+            in_flight: self.in_flight.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Resolves when this host settles the event. Another host may do so
+    /// unseen: whoever waits looks at the row now and then as well.
+    #[must_use]
+    pub fn watch(&self, message_id: Uuid) -> oneshot::Receiver<()> {
+        let (sender, receiver) = oneshot::channel();
+        let mut inner = self.inner();
+        let watchers = inner.watchers.entry(message_id).or_default();
+        watchers.retain(|watcher| !watcher.is_closed());
+        watchers.push(sender);
+        receiver
+    }
+
+    /// Forgets watchers that have given up on this event.
+    pub fn unwatch(&self, message_id: Uuid) {
+        let mut inner = self.inner();
+        if let Some(watchers) = inner.watchers.get_mut(&message_id) {
+            watchers.retain(|watcher| !watcher.is_closed());
+            if watchers.is_empty() {
+                inner.watchers.remove(&message_id);
+            }
+        }
+    }
+
+    pub(super) fn settled(&self, ids: impl IntoIterator<Item = Uuid>) {
+        let mut inner = self.inner();
+        if inner.watchers.is_empty() {
+            return;
+        }
+        for id in ids {
+            for watcher in inner.watchers.remove(&id).into_iter().flatten() {
+                // Whoever waited may have gone.
+                let _ = watcher.send(());
+            }
+        }
+    }
+
+    pub(super) fn good(&self) {
+        self.inner().last_good = Instant::now();
+    }
+
+    pub(super) fn bad(&self, error: &dyn std::error::Error) {
+        self.inner().last_error = Some((error.to_string(), Instant::now()));
+    }
+
+    pub(super) fn holds(&self, in_flight: usize) {
+        self.in_flight.store(in_flight, Ordering::Relaxed);
+    }
+
+    fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

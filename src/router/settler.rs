@@ -1,0 +1,262 @@
+//! Writes what has ended, many units in one transaction, and gives back what
+//! hasn't.
+
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{select, time::sleep};
+
+use super::{
+    ending::{Ending, Summary, unfit},
+    host::Host,
+    ledger::UnitId,
+};
+use crate::{
+    model::outcome::{Outcome, classify},
+    store::{End, Settled, Settlement, StoreError},
+};
+
+/// Units that are written in one transaction.
+const GROUP: usize = 1000;
+
+/// What is kept back of a lease: a settle ends that much before it.
+const MARGIN: Duration = Duration::from_millis(100);
+
+/// Settlements with the units that they are for.
+type Group = Vec<(UnitId, Settlement)>;
+
+/// Writes groups until the host stops and nothing is left.
+pub(super) async fn run(host: Arc<Host>) {
+    let mut settler = Settler { refused: HashSet::new(), host };
+    loop {
+        select! {
+            biased;
+            () = settler.host.hard.cancelled() => break,
+            () = settler.host.to_settle.notified() => {}
+        }
+        settler.drain().await;
+    }
+    settler.drain().await;
+}
+
+struct Settler {
+    host: Arc<Host>,
+    /// Units that the database has refused once.
+    refused: HashSet<UnitId>,
+}
+
+impl Settler {
+    async fn drain(&mut self) {
+        loop {
+            let (group, released) = {
+                let mut ledger = self.host.ledger();
+                (ledger.collect(GROUP), ledger.released())
+            };
+            if !released.is_empty() {
+                let claims: Vec<_> = released.iter().map(|claim| &**claim).collect();
+                if let Err(error) = self.host.store.release(&claims).await {
+                    // They run out by themselves.
+                    self.host.faulty("giving claims back", &error);
+                }
+            }
+            if group.is_empty() {
+                return;
+            }
+            self.write(group).await;
+            self.host.pump();
+            self.host.to_claim.notify_one();
+        }
+    }
+
+    /// Writes a group, in halves where it fails, until each unit of it is
+    /// written, lost, or back in the ledger.
+    async fn write(&mut self, group: Group) {
+        let mut todo = vec![group];
+        let mut pause = Duration::from_millis(20);
+        while let Some(group) = todo.pop() {
+            let (group, late) = self.in_time(group);
+            self.lost(late);
+            let Some(within) = self.time_left(&group) else { continue };
+            let (ids, settlements): (Vec<_>, Vec<_>) = group.into_iter().unzip();
+            let began = Instant::now();
+            let result = self.host.store.settle(&settlements, within).await;
+            let group: Group = ids.into_iter().zip(settlements).collect();
+            match result {
+                Ok(verdicts) => {
+                    self.host.pulse.good();
+                    let seconds = began.elapsed().as_secs_f64();
+                    self.host.metrics.settle(group.len(), seconds);
+                    self.apply(group, verdicts);
+                }
+                Err(error @ StoreError::Unavailable(_)) => {
+                    self.host.faulty("settling", &error);
+                    todo.push(group);
+                    self.rest(&mut pause).await;
+                }
+                Err(error) if group.len() > 1 => {
+                    tracing::debug!(%error, rows = group.len(), "settling a group in halves");
+                    let mut first = group;
+                    let second = first.split_off(first.len() / 2);
+                    todo.extend([second, first]);
+                }
+                Err(error) if error.is_passing() => {
+                    self.host.faulty("settling", &error);
+                    todo.push(group);
+                    self.rest(&mut pause).await;
+                }
+                Err(error) => {
+                    self.refuse(group, &error);
+                    // What comes after the culprit may be of its key.
+                    let mut ledger = self.host.ledger();
+                    for (id, settlement) in todo.drain(..).rev().flatten() {
+                        ledger.retry(id, settlement);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn rest(&self, pause: &mut Duration) {
+        select! {
+            () = self.host.hard.cancelled() => sleep(Duration::from_millis(5)).await,
+            () = sleep(*pause) => *pause = (*pause * 2).min(Duration::from_secs(1)),
+        }
+    }
+
+    /// Those whose leases still have time, and those whose haven't.
+    fn in_time(&self, group: Group) -> (Group, Group) {
+        let ledger = self.host.ledger();
+        let now = Instant::now() + MARGIN;
+        group.into_iter().partition(|(id, _)| ledger.lease_of(*id).is_some_and(|until| until > now))
+    }
+
+    fn time_left(&self, group: &Group) -> Option<Duration> {
+        let ledger = self.host.ledger();
+        let first = group.iter().filter_map(|(id, _)| ledger.lease_of(*id)).min()?;
+        first.checked_duration_since(Instant::now() + MARGIN)
+    }
+
+    fn lost(&mut self, group: Group) {
+        if group.is_empty() {
+            return;
+        }
+        tracing::warn!(rows = group.len(), "claims ended before their results were written");
+        self.host.metrics.lost(group.len() as u64);
+        let mut ledger = self.host.ledger();
+        for (id, _) in group {
+            self.refused.remove(&id);
+            ledger.lost(id);
+        }
+    }
+
+    fn apply(&mut self, group: Group, verdicts: Vec<Settled>) {
+        let mut done = Vec::with_capacity(group.len());
+        let (mut lost, mut conflicts) = (Vec::new(), Vec::new());
+        let mut emitted = false;
+        for ((id, settlement), verdict) in group.into_iter().zip(verdicts) {
+            self.refused.remove(&id);
+            match verdict {
+                Settled::Done => {
+                    self.follow_up(&settlement);
+                    emitted |= settlement.effects.iter().any(|one| !one.effects.emitted.is_empty());
+                    done.extend(self.host.ledger().settled(id, &settlement));
+                }
+                Settled::Lost => lost.push((id, settlement)),
+                Settled::Conflict(triggers) => conflicts.push((id, settlement, triggers)),
+                Settled::Unfit { trigger, why } => self.unfit(id, settlement, &trigger, why),
+            }
+        }
+        self.host.pulse.settled(done);
+        self.lost(lost);
+        if !conflicts.is_empty() {
+            self.host.metrics.conflicts(conflicts.len() as u64);
+            let rules = self.host.rules.load();
+            for (_, settlement, triggers) in &conflicts {
+                for trigger in triggers {
+                    if let Some(rule) = rules.rule(&settlement.event.project, trigger) {
+                        rule.desk.pending.conflicted();
+                    }
+                }
+            }
+            self.host.ledger().conflicted(conflicts);
+        }
+        if emitted {
+            self.host.store.wake();
+        }
+    }
+
+    /// Counts, and notes deliveries that fall due.
+    fn follow_up(&self, settlement: &Settlement) {
+        let project = &settlement.event.project;
+        match &settlement.end {
+            End::Dispatched { spills, .. } => {
+                self.host.metrics.dispatched(1);
+                for spill in spills {
+                    self.host.metrics.spilled(spill.cause.as_str(), 1);
+                    if !spill.dead {
+                        self.host.delivery_due(project, &spill.trigger, spill.after_ms);
+                    }
+                }
+            }
+            End::Again { trigger, after_ms, .. } => {
+                self.host.delivery_due(project, trigger, *after_ms);
+            }
+            // It may have released the next of its key.
+            End::Done { trigger } | End::Dead { trigger, .. } => {
+                self.host.delivery_due(project, trigger, 0);
+            }
+        }
+    }
+
+    /// Effects that can't be written are a failure of their trigger.
+    fn unfit(&self, id: UnitId, settlement: Settlement, trigger: &str, why: String) {
+        let rules = self.host.rules.load();
+        let Some(rule) = rules.rule(&settlement.event.project, trigger) else {
+            // Deleted meanwhile: what it asked for is void.
+            self.host.ledger().release(id);
+            return;
+        };
+        let mut ledger = self.host.ledger();
+        let before = ledger.attempts_of(id);
+        let outcome =
+            classify(Err(unfit(why)), before + 1, &rule.trigger.spec.retry, fastrand::f64());
+        let (failure, after_ms) = match outcome {
+            Outcome::Retry { after_ms, why } => (why, Some(after_ms)),
+            Outcome::Dead { why } => (why, None),
+            Outcome::Done(_) | Outcome::Released => return,
+        };
+        let ending = Ending::Failed {
+            failure,
+            attempts: before + 1,
+            after_ms,
+            attempt: None,
+            summary: Summary { attempt: before + 1, ..Summary::default() },
+        };
+        ledger.unfit(id, settlement, trigger, ending);
+    }
+
+    /// The database refuses this one unit: its effects are dropped as unfit;
+    /// if that doesn't help, it is left to run out, and said loudly.
+    fn refuse(&mut self, group: Group, error: &StoreError) {
+        for (id, settlement) in group {
+            tracing::error!(%error, event = %settlement.event.message_id, "a settle was refused");
+            self.host.pulse.bad(error);
+            let culprit = settlement
+                .effects
+                .iter()
+                .find(|one| !one.effects.is_empty())
+                .map(|one| one.trigger.clone());
+            match culprit {
+                Some(trigger) => self.unfit(id, settlement, &trigger, error.to_string()),
+                None if self.refused.insert(id) => self.host.ledger().retry(id, settlement),
+                None => {
+                    self.refused.remove(&id);
+                    self.host.ledger().lost(id);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What the store of one call holds beside the guest's instance.
+
+use std::sync::Arc;
+
+use wasmtime::component::ResourceTable;
+use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
+
+use super::{
+    Call, Settings, TriggerView, emit::Emitter, limits::Limiter, logs::Logs, meta::Meta,
+    state::State,
+};
+use crate::model::{attempt::Source, effect::Effects};
+
+/// Handles that a guest may hold at once, of the host's resources and in all.
+pub(super) const HANDLES: usize = 1_000;
+
+/// Random bytes that a guest may ask for at once.
+const RANDOM_BYTES: u64 = 64 << 10;
+
+/// Everything that a guest can reach during one call.
+pub(super) struct Data {
+    pub(super) trigger: Arc<TriggerView>,
+    pub(super) emitter: Emitter,
+    pub(super) state: State,
+    pub(super) logs: Logs,
+    pub(super) limiter: Limiter,
+    wasi: WasiCtx,
+    table: ResourceTable,
+}
+
+impl Data {
+    /// A call's data before it begins.
+    pub(super) fn new(call: &Call, meta: &Meta, logs: &Logs, settings: &Settings) -> Self {
+        let memory = call.trigger.memory.min(settings.memory_max);
+        let mut table = ResourceTable::new();
+        table.set_max_capacity(HANDLES);
+        Self {
+            trigger: Arc::clone(&call.trigger),
+            emitter: Emitter::new(call, meta, settings),
+            state: State::new(call, settings),
+            logs: logs.clone(),
+            limiter: Limiter::new(memory.as_usize()),
+            wasi: wasi(logs),
+            table,
+        }
+    }
+
+    /// What the call asked for.
+    pub(super) fn into_effects(self) -> Effects {
+        Effects { emitted: self.emitter.finish(), state: self.state.finish() }
+    }
+}
+
+/// Clocks, random numbers and two output streams: toolchains import far more,
+/// and find it there and empty.
+fn wasi(logs: &Logs) -> WasiCtx {
+    WasiCtx::builder()
+        .stdout(logs.stream(Source::Stdout))
+        .stderr(logs.stream(Source::Stderr))
+        .allow_tcp(false)
+        .allow_udp(false)
+        .allow_ip_name_lookup(false)
+        .max_random_size(RANDOM_BYTES)
+        .build()
+}
+
+impl WasiView for Data {
+    fn ctx(&mut self) -> WasiCtxView<'_> {
+        WasiCtxView { ctx: &mut self.wasi, table: &mut self.table }
+    }
+}

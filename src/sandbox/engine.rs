@@ -1,0 +1,237 @@
+//! The engine that every plugin runs on, and what keeps it in bounds.
+
+use std::{
+    fmt, io,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+use wasmtime::{
+    Config, Enabled, Engine, InstanceAllocationStrategy, OptLevel, PoolingAllocationConfig,
+    WasmBacktraceDetails, component::Linker,
+};
+
+use super::{Settings, data::Data, limits::TABLE_ELEMENTS, v1};
+use crate::model::names::Invalid;
+
+/// What one component may consist of. Real plugins need this much room: stubbed
+/// Python has 38 core instances, a JavaScript engine three memories.
+pub(super) const CORE_INSTANCES: u32 = 64;
+pub(super) const MEMORIES: u32 = 4;
+pub(super) const TABLES: u32 = 32;
+
+/// How often a guest that computes lets others have their turn.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Fewest slots that are worth a pool.
+const SLOTS_MIN: u32 = 8;
+
+/// Why there is no sandbox.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// A setting is wrong.
+    #[error("sandbox setting: {0}")]
+    Setting(#[from] Invalid),
+    /// The WebAssembly engine doesn't work on this machine.
+    #[error("the WebAssembly engine can't start: {0}")]
+    Engine(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The thread that interrupts busy guests can't be started.
+    #[error("the sandbox can't start a thread: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// Compiles plugins and runs them.
+pub struct Sandbox {
+    pub(super) settings: Settings,
+    pub(super) engine: Engine,
+    pub(super) linker: Linker<Data>,
+    /// One compilation at a time: each uses every processor already.
+    pub(super) compiling: Arc<Semaphore>,
+    /// In front of the pool: without a permit nothing is instantiated.
+    slots: Semaphore,
+    slot_count: u32,
+    pooled: bool,
+    /// Dropped with the sandbox, which ends the ticking thread.
+    _ticker: mpsc::Sender<()>,
+}
+
+impl fmt::Debug for Sandbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sandbox")
+            .field("slots", &self.slot_count)
+            .field("pooled", &self.pooled)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Sandbox {
+    /// Starts an engine. Where the machine has no room for the pool of that
+    /// many slots, it takes fewer, or none at all, and warns.
+    ///
+    /// # Errors
+    /// When a setting is wrong, or the engine doesn't work on this machine.
+    pub fn new(settings: Settings) -> Result<Arc<Self>, SandboxError> {
+        settings.validate()?;
+        let (engine, slot_count, pooled) = engine(&settings)?;
+        let mut linker = Linker::new(&engine);
+        wasmtime_wasi::p2::add_to_linker_async(&mut linker).map_err(engine_error)?;
+        v1::add_to_linker(&mut linker).map_err(engine_error)?;
+        Ok(Arc::new(Self {
+            _ticker: tick(engine.clone())?,
+            settings,
+            engine,
+            linker,
+            compiling: Arc::new(Semaphore::new(1)),
+            slots: Semaphore::new(slot_count as usize),
+            slot_count,
+            pooled,
+        }))
+    }
+
+    /// Calls that can run at once.
+    #[must_use]
+    pub fn slots(&self) -> u32 {
+        self.slot_count
+    }
+
+    /// Slots that no call holds at the moment.
+    #[must_use]
+    pub fn free_slots(&self) -> usize {
+        self.slots.available_permits()
+    }
+
+    /// Waits for a free slot, in the order of asking.
+    pub(super) async fn slot(&self) -> Option<SemaphorePermit<'_>> {
+        // It fails only for a semaphore that was closed, which this never is.
+        self.slots.acquire().await.ok()
+    }
+}
+
+/// The engine with the largest pool that this machine has room for.
+fn engine(settings: &Settings) -> Result<(Engine, u32, bool), SandboxError> {
+    let mut slots = settings.slots;
+    loop {
+        let mut config = config();
+        config.allocation_strategy(pool(settings, slots));
+        match Engine::new(&config) {
+            Ok(engine) => {
+                if slots < settings.slots {
+                    let asked = settings.slots;
+                    tracing::warn!(asked, slots, "not enough address space for all sandbox slots");
+                }
+                return Ok((engine, slots, true));
+            }
+            Err(error) if slots / 2 >= SLOTS_MIN => {
+                tracing::debug!(slots, error = %error.root_cause(), "no room for the pool");
+                slots /= 2;
+            }
+            Err(error) => {
+                let error = error.root_cause().to_string();
+                tracing::warn!(error, "no room for a pool of sandbox slots: calls will be slower");
+                let engine = Engine::new(&config_without_pool()).map_err(engine_error)?;
+                return Ok((engine, settings.slots, false));
+            }
+        }
+    }
+}
+
+fn config() -> Config {
+    let mut config = Config::new();
+    config
+        .cranelift_opt_level(OptLevel::Speed)
+        .cranelift_nan_canonicalization(true)
+        .epoch_interruption(true)
+        .concurrency_support(false)
+        .memory_init_cow(true)
+        .memory_guaranteed_dense_image_size(64 << 20)
+        .max_wasm_stack(512 << 10)
+        .async_stack_size(2 << 20)
+        .async_stack_zeroing(true)
+        .wasm_gc(false)
+        .wasm_function_references(false)
+        .wasm_exceptions(false)
+        .wasm_relaxed_simd(false)
+        .wasm_memory64(false)
+        .wasm_custom_page_sizes(false)
+        .wasm_wide_arithmetic(false)
+        .shared_memory(false)
+        .wasm_backtrace_details(WasmBacktraceDetails::Disable);
+    config
+}
+
+fn config_without_pool() -> Config {
+    let mut config = config();
+    config.allocation_strategy(InstanceAllocationStrategy::OnDemand);
+    config
+}
+
+/// Each total is a slot's share times the slots, so that a call which holds a
+/// permit finds everything it needs.
+fn pool(settings: &Settings, slots: u32) -> PoolingAllocationConfig {
+    let mut pool = PoolingAllocationConfig::new();
+    pool.total_component_instances(slots)
+        .total_core_instances(slots * CORE_INSTANCES)
+        .total_memories(slots * MEMORIES)
+        .total_tables(slots * TABLES)
+        .total_stacks(slots)
+        .max_core_instances_per_component(CORE_INSTANCES)
+        .max_memories_per_component(MEMORIES)
+        .max_memories_per_module(MEMORIES)
+        .max_tables_per_component(TABLES)
+        .max_tables_per_module(TABLES)
+        .max_component_instance_size(2 << 20)
+        .max_core_instance_size(1 << 20)
+        .max_memory_size(settings.memory_max.as_usize())
+        .table_elements(TABLE_ELEMENTS)
+        .linear_memory_keep_resident(2 << 20)
+        .table_keep_resident(128 << 10)
+        .async_stack_keep_resident(64 << 10)
+        .max_unused_warm_slots(64)
+        .decommit_batch_size(1)
+        .pagemap_scan(Enabled::Auto);
+    pool
+}
+
+/// Ticks until the sender is dropped. A thread of its own: it must go on when
+/// guests keep every worker of the runtime busy.
+fn tick(engine: Engine) -> io::Result<mpsc::Sender<()>> {
+    let (alive, dropped) = mpsc::channel();
+    thread::Builder::new().name("sandbox-tick".into()).spawn(move || {
+        while dropped.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout) {
+            engine.increment_epoch();
+        }
+    })?;
+    Ok(alive)
+}
+
+fn engine_error(error: wasmtime::Error) -> SandboxError {
+    SandboxError::Engine(error.into_boxed_dyn_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_setting_stops_it() {
+        let settings = Settings { slots: 0, ..Settings::default() };
+        let error = Sandbox::new(settings).expect_err("no slots");
+        assert_eq!(error.to_string(), "sandbox setting: slots is not between 1 and 10000");
+    }
+
+    #[test]
+    fn every_slot_is_there_and_free() {
+        let sandbox = Sandbox::new(Settings::default()).expect("a sandbox");
+        assert_eq!(sandbox.slots() as usize, sandbox.free_slots());
+    }
+
+    #[test]
+    fn too_many_slots_become_fewer() {
+        let sandbox = Sandbox::new(Settings { slots: 10_000, ..Settings::default() });
+        let sandbox = sandbox.expect("a sandbox");
+        assert!(sandbox.slots() < 10_000, "{sandbox:?}");
+        assert!(sandbox.pooled, "{sandbox:?}");
+    }
+}

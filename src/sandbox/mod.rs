@@ -1,0 +1,26 @@
+//! Runs plugins: WebAssembly components that can do only what they are given.
+//!
+//! [`Sandbox::load`] checks and compiles an upload (`upload`), [`Plugin::call`]
+//! runs it once in a store of its own (`call`) and says everything that came of
+//! it in one [`Report`]. What a guest may use up is in `limits`, what it may
+//! ask for in `emit` and `state`, what it printed in `logs`, what went wrong in
+//! `failure`. `v1` alone knows the types that are generated from the WIT.
+
+mod call;
+mod data;
+mod emit;
+mod engine;
+mod failure;
+mod limits;
+mod logs;
+mod meta;
+mod refusal;
+mod settings;
+mod state;
+mod upload;
+mod v1;
+
+pub use call::{Call, Plugin, Report, StateReader, TriggerView};
+pub use engine::{Sandbox, SandboxError};
+pub use settings::Settings;
+pub use upload::UploadError;

@@ -1,0 +1,114 @@
+//! What the sandbox gives to guests at the most.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{names::Invalid, units::Bytes};
+
+/// Bounds on what plugins may use on this host, whatever their triggers say.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Calls that run at once, all triggers together; more of them wait.
+    /// Each reserves about 16 GiB of address space and no memory.
+    pub slots: u32,
+    /// Largest memory of one call; a trigger's own limit can only be lower.
+    pub memory_max: Bytes,
+    /// Largest component that is accepted.
+    pub component_max: Bytes,
+    /// Longest log of one attempt; what comes later is dropped and counted.
+    pub log_bytes: Bytes,
+    /// Longest line in it; longer ones are cut.
+    pub log_line_bytes: Bytes,
+    /// Events that one call may emit.
+    pub emit_count: u32,
+    /// Bytes that the events of one call may have together.
+    pub emit_bytes: Bytes,
+    /// Largest payload of an emitted event.
+    pub payload_max: Bytes,
+    /// Longest chain of events that each emitted the next, so that an event
+    /// which triggers itself comes to an end.
+    pub hops_max: u32,
+    /// Largest value of one key in a trigger's state.
+    pub state_value_bytes: Bytes,
+    /// State keys that one call may touch, and that one listing may return.
+    pub state_keys: u32,
+    /// Bytes of state that one call may read and write together.
+    pub state_bytes: Bytes,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            slots: 256,
+            memory_max: Bytes::mib(256),
+            component_max: Bytes::mib(32),
+            log_bytes: Bytes::kib(64),
+            log_line_bytes: Bytes::kib(8),
+            emit_count: 1000,
+            emit_bytes: Bytes::mib(4),
+            payload_max: Bytes::mib(1),
+            hops_max: 64,
+            state_value_bytes: Bytes::mib(1),
+            state_keys: 1000,
+            state_bytes: Bytes::mib(16),
+        }
+    }
+}
+
+/// Size of a page of a guest's memory.
+const PAGE: u64 = 64 << 10;
+
+impl Settings {
+    /// Checks what the types can't say.
+    ///
+    /// # Errors
+    /// Names the setting that is wrong.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        if !(1..=10_000).contains(&self.slots) {
+            return Err(Invalid::new("slots", "is not between 1 and 10000"));
+        }
+        let memory = self.memory_max.get();
+        if !(PAGE..=4 << 30).contains(&memory) || !memory.is_multiple_of(PAGE) {
+            let why = "is not between 64KiB and 4GiB, or no multiple of 64KiB";
+            return Err(Invalid::new("memory_max", why));
+        }
+        if !(1 << 10..=1 << 30).contains(&self.component_max.get()) {
+            return Err(Invalid::new("component_max", "is not between 1KiB and 1GiB"));
+        }
+        // A guest hands these over whole, and the host copies them.
+        for (field, bytes) in [
+            ("payload_max", self.payload_max),
+            ("state_value_bytes", self.state_value_bytes),
+            ("log_line_bytes", self.log_line_bytes),
+        ] {
+            if bytes > Bytes::mib(64) {
+                return Err(Invalid::new(field, "is more than 64MiB"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that a guest may hand to the host in one call of an import.
+    pub(super) fn hostcall_bytes(&self) -> usize {
+        let largest = self.payload_max.max(self.state_value_bytes).as_usize();
+        (2 * largest + (1 << 20)).max(4 << 20)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_setting_is_named() {
+        assert_eq!(Settings::default().validate(), Ok(()));
+        for (field, wrong) in [
+            ("slots", Settings { slots: 0, ..Settings::default() }),
+            ("memory_max", Settings { memory_max: Bytes::kib(1), ..Settings::default() }),
+            ("component_max", Settings { component_max: Bytes::mib(4096), ..Settings::default() }),
+            ("payload_max", Settings { payload_max: Bytes::mib(65), ..Settings::default() }),
+        ] {
+            assert_eq!(wrong.validate().expect_err(field).field, field);
+        }
+    }
+}

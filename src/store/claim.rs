@@ -1,0 +1,49 @@
+//! The proof that a result may be written.
+
+use uuid::Uuid;
+
+use crate::model::Lane;
+
+/// A lease on one row, as the database gave it.
+///
+/// Only the store makes one, and it can't be copied: whoever settles a row
+/// has claimed it. The database has the last word on whether it still holds.
+#[derive(Debug)]
+pub struct Claim {
+    pub(super) row: Row,
+    pub(super) id: Uuid,
+    pub(super) lane: Lane,
+}
+
+/// Which row a claim is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Row {
+    /// An outbox row, by its pk.
+    Event(i64),
+    /// A delivery, by its id.
+    Delivery(i64),
+}
+
+impl Claim {
+    /// The row.
+    #[must_use]
+    pub const fn row(&self) -> Row {
+        self.row
+    }
+
+    /// The row's lane.
+    #[must_use]
+    pub const fn lane(&self) -> Lane {
+        self.lane
+    }
+}
+
+/// Whether a claim still holds: losing it is a value, not an error.
+#[must_use]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// It holds.
+    Yes,
+    /// Somebody else has the row, or it has ended.
+    Lost,
+}

@@ -1,0 +1,51 @@
+//! The migrations of both databases, their names filled in.
+
+use super::Prefix;
+
+/// One step of a schema.
+pub(super) struct Migration {
+    /// Rises by one from step to step.
+    pub(super) version: i64,
+    /// What it is called in the table of applied steps.
+    pub(super) name: &'static str,
+    /// Its statements.
+    pub(super) sql: String,
+}
+
+/// Which database a migration is written for.
+#[derive(Clone, Copy)]
+pub(super) enum Dialect {
+    Postgres,
+    Sqlite,
+}
+
+/// Every step, the oldest first.
+pub(super) fn migrations(dialect: Dialect, prefix: &Prefix, inbox: &str, lanes: u16) -> Vec<Migration> {
+    let texts = match dialect {
+        Dialect::Postgres => [
+            ("init", include_str!("../../migrations/postgres/0001_init.sql")),
+            ("inbox", include_str!("../../migrations/postgres/0002_inbox.sql")),
+        ],
+        Dialect::Sqlite => [
+            ("init", include_str!("../../migrations/sqlite/0001_init.sql")),
+            ("inbox", include_str!("../../migrations/sqlite/0002_inbox.sql")),
+        ],
+    };
+    let fill = |text: &str| {
+        text.replace("{p}", prefix.as_str())
+            .replace("{lanes}", &lanes.to_string())
+            .replace("{inbox}", inbox)
+    };
+    (1..)
+        .zip(texts)
+        .map(|(version, (name, text))| Migration { version, name, sql: fill(text) })
+        .collect()
+}
+
+/// The statement that makes an inbox table, alone in any database.
+pub(super) fn inbox_table(dialect: Dialect, name: &str) -> String {
+    migrations(dialect, &Prefix::default(), name, 1)
+        .into_iter()
+        .find(|migration| migration.name == "inbox")
+        .map_or_else(String::new, |migration| migration.sql)
+}

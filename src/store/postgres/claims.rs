@@ -1,0 +1,495 @@
+//! Recording, looking for work, claiming it, and giving claims back.
+
+use std::{collections::HashMap, time::Duration};
+
+use sqlx::{Row as _, postgres::PgRow, query};
+use uuid::Uuid;
+
+use super::{Postgres, Texts, column, fault};
+use crate::{
+    model::{
+        Lane,
+        event::{Event, NewEvent},
+    },
+    store::{
+        Claim, Claimed, ClaimedDelivery, ClaimedEvent, Held, HostId, Recorded, Row, Seam,
+        StoreError, Survey,
+        rows::{chain_of, millis},
+    },
+};
+
+/// The columns of [`event`], of a table called `o`.
+macro_rules! event_columns {
+    () => {
+        "o.pk, o.message_id, o.project_id, o.resource, o.aggregate_id, o.event_name, \
+         o.schema_version, o.payload_json::text AS payload, o.meta_json::text AS meta, \
+         o.dedup_key, o.created_at, o.available_at, o.lane"
+    };
+}
+pub(super) use event_columns;
+
+/// Names of triggers with an open delivery of the row's key. Most of the time
+/// no key has one, and the first test, which runs once a statement, says so.
+macro_rules! open_triggers {
+    () => {
+        "CASE WHEN (SELECT EXISTS (SELECT FROM {p}delivery d
+                     WHERE d.state IN ('ready', 'blocked') AND d.chain > 0))
+               AND EXISTS (SELECT FROM {p}delivery d
+                     WHERE d.project_id = o.project_id AND d.resource = o.resource
+                       AND d.aggregate_id = o.aggregate_id AND d.chain = 1
+                       AND d.state IN ('ready', 'blocked'))
+         THEN ARRAY(
+             WITH RECURSIVE t AS (
+                 (SELECT d.trigger_name FROM {p}delivery d
+                   WHERE d.project_id = o.project_id AND d.resource = o.resource
+                     AND d.aggregate_id = o.aggregate_id AND d.chain = 1
+                     AND d.state IN ('ready', 'blocked')
+                   ORDER BY d.trigger_name LIMIT 1)
+                 UNION ALL
+                 SELECT (SELECT d.trigger_name FROM {p}delivery d
+                          WHERE d.project_id = o.project_id AND d.resource = o.resource
+                            AND d.aggregate_id = o.aggregate_id AND d.chain = 1
+                            AND d.state IN ('ready', 'blocked')
+                            AND d.trigger_name > t.trigger_name
+                          ORDER BY d.trigger_name LIMIT 1)
+                   FROM t WHERE t.trigger_name IS NOT NULL)
+             SELECT t.trigger_name FROM t WHERE t.trigger_name IS NOT NULL)
+         ELSE ARRAY[]::text[] END AS open"
+    };
+}
+
+impl Postgres {
+    pub(super) async fn insert_events(
+        &self,
+        events: &[NewEvent],
+    ) -> Result<Vec<Recorded>, StoreError> {
+        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let ids: Vec<Uuid> = column(events, |e| e.message_id.unwrap_or_else(Uuid::now_v7));
+        // Sorted by key, so that two batches with the same keys can't deadlock.
+        // A key given twice in one batch is the first one's: the conflict
+        // clause sees rows of its own statement too.
+        let rows = query(self.sql.of(
+            "INSERT INTO {p}outbox (message_id, project_id, resource, aggregate_id, event_name,
+                 schema_version, payload_json, meta_json, dedup_key, available_at)
+             SELECT e.id, e.project, e.resource, e.aggregate, e.name, e.version, e.payload::json,
+                    e.meta::json, e.dedup, e.due
+               FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int[],
+                           $7::text[], $8::text[], $9::text[], $10::bigint[])
+                    WITH ORDINALITY AS e(id, project, resource, aggregate, name, version, payload,
+                                         meta, dedup, due, at)
+              ORDER BY e.project, e.dedup, e.at
+                 ON CONFLICT DO NOTHING
+             RETURNING message_id, created_at",
+        ))
+        .bind(&ids)
+        .bind(column(events, |e| &*e.project) as Texts)
+        .bind(column(events, |e| &*e.resource) as Texts)
+        .bind(column(events, |e| &*e.aggregate_id) as Texts)
+        .bind(column(events, |e| &*e.event_name) as Texts)
+        .bind(column(events, |e| i32::try_from(e.schema_version).unwrap_or(i32::MAX)))
+        .bind(column(events, |e| &*e.payload) as Texts)
+        .bind(column(events, |e| e.meta.as_deref()))
+        .bind(column(events, |e| e.dedup_key.as_deref()))
+        .bind(column(events, |e| e.available_at))
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(fault)?;
+        let mut new = HashMap::with_capacity(rows.len());
+        for row in rows {
+            new.insert(get::<Uuid>(&row, 0)?, get::<i64>(&row, 1)?);
+        }
+        let mut recorded = Vec::with_capacity(events.len());
+        for (event, id) in events.iter().zip(ids) {
+            if let Some(created_at) = new.remove(&id) {
+                recorded.push(Recorded::New { message_id: id, created_at });
+                continue;
+            }
+            let row = query(self.sql.of(
+                "SELECT message_id, created_at FROM {p}outbox
+                  WHERE (project_id = $1 AND dedup_key = $2 AND dedup_key <> '') OR message_id = $3
+                  ORDER BY pk LIMIT 1",
+            ))
+            .bind(&event.project)
+            .bind(event.dedup_key.as_deref().unwrap_or(""))
+            .bind(id)
+            .fetch_one(&mut *tx)
+            .await
+            .map_err(fault)?;
+            let (message_id, created_at) = (get(&row, 0)?, get(&row, 1)?);
+            recorded.push(Recorded::Duplicate { message_id, created_at });
+        }
+        tx.commit().await.map_err(fault)?;
+        Ok(recorded)
+    }
+
+    pub(super) async fn find_work(&self, lanes: &[Lane]) -> Result<Survey, StoreError> {
+        // Two skip scans, one probe for each distinct pair, and one look at
+        // the head of each lane's schedule.
+        let rows = query(self.sql.of(
+            "WITH RECURSIVE seam AS (
+                 SELECT l.lane, (SELECT o.project_id FROM {p}outbox o
+                                  WHERE o.lane = l.lane AND o.dispatched_at IS NULL
+                                    AND o.available_at IS NULL
+                                  ORDER BY o.lane, o.project_id LIMIT 1) AS project
+                   FROM unnest($1::smallint[]) AS l(lane)
+                 UNION ALL
+                 SELECT s.lane, (SELECT o.project_id FROM {p}outbox o
+                                  WHERE o.lane = s.lane AND o.project_id > s.project
+                                    AND o.dispatched_at IS NULL AND o.available_at IS NULL
+                                  ORDER BY o.lane, o.project_id LIMIT 1)
+                   FROM seam s WHERE s.project IS NOT NULL
+             ), pair AS (
+                 (SELECT d.project_id AS project, d.trigger_name AS trigger FROM {p}delivery d
+                   WHERE d.state = 'ready' ORDER BY d.project_id, d.trigger_name LIMIT 1)
+                 UNION ALL
+                 SELECT n.project_id, n.trigger_name FROM pair p, LATERAL (
+                     SELECT d.project_id, d.trigger_name FROM {p}delivery d
+                      WHERE d.state = 'ready'
+                        AND (d.project_id, d.trigger_name) > (p.project, p.trigger)
+                      ORDER BY d.project_id, d.trigger_name LIMIT 1) n
+             )
+             SELECT 'seam', lane, project, NULL, NULL::bigint FROM seam WHERE project IS NOT NULL
+             UNION ALL SELECT 'pair', 0, project, trigger, NULL FROM pair
+             UNION ALL
+             SELECT 'now', 0, NULL, NULL, {p}now_ms()
+             UNION ALL
+             SELECT 'due', 0, NULL, NULL, min(h.at)
+               FROM unnest($1::smallint[]) AS l(lane), LATERAL (
+                   SELECT o.available_at AS at FROM {p}outbox o
+                    WHERE o.lane = l.lane AND o.dispatched_at IS NULL
+                      AND o.available_at IS NOT NULL
+                    ORDER BY o.lane, o.available_at LIMIT 1) h",
+        ))
+        .bind(lanes)
+        .fetch_all(&self.router)
+        .await
+        .map_err(fault)?;
+        let mut survey = Survey::default();
+        let mut due = None;
+        for row in rows {
+            match get::<&str>(&row, 0)? {
+                "seam" => {
+                    let lane: i32 = get(&row, 1)?;
+                    survey.seams.push((Lane::try_from(lane).unwrap_or(0), get(&row, 2)?));
+                }
+                "pair" => survey.deliveries.push((get(&row, 2)?, get(&row, 3)?)),
+                "now" => survey.now = get(&row, 4)?,
+                _ => due = get(&row, 4)?,
+            }
+        }
+        survey.scheduled_in = due.map(|at: i64| (at - survey.now).max(0));
+        Ok(survey)
+    }
+
+    pub(super) async fn take_events(
+        &self,
+        host: HostId,
+        seams: &[Seam],
+        lease: Duration,
+    ) -> Result<Claimed<ClaimedEvent>, StoreError> {
+        let id = Uuid::new_v4();
+        // - `held` locks the lanes against being taken over meanwhile: a
+        //   take-over waits for this claim and clears it, or comes first and
+        //   leaves nothing to claim here.
+        // - Row comparisons on the index's three columns leave the planner no
+        //   other index that yields the order.
+        // - The outer UPDATE looks at each row again, and takes an array, so
+        //   that no plan can run the LIMIT twice.
+        let rows = query(self.sql.of(concat!(
+            "WITH now AS MATERIALIZED (SELECT {p}now_ms() AS ms),
+             held AS MATERIALIZED (
+                 SELECT lane FROM {p}lane WHERE holder = $1 AND lane = ANY($2)
+                  ORDER BY lane FOR KEY SHARE),
+             picked AS MATERIALIZED (
+                 SELECT r.pk
+                   FROM unnest($2::smallint[], $3::text[], $4::bigint[], $5::bigint[])
+                        AS s(lane, project, above, cap)
+                   JOIN held USING (lane), LATERAL (
+                     SELECT o.pk FROM {p}outbox o
+                      WHERE o.dispatched_at IS NULL AND o.available_at IS NULL
+                        AND (o.lane, o.project_id, o.pk) > (s.lane, s.project, s.above)
+                        AND (o.lane, o.project_id, o.pk) <= (s.lane, s.project, 9223372036854775807)
+                        AND (o.claim_id IS NULL OR o.claimed_until < (SELECT ms FROM now))
+                      ORDER BY o.lane, o.project_id, o.pk LIMIT s.cap) r)
+             UPDATE {p}outbox o
+                SET claim_id = $6, claimed_until = (SELECT ms FROM now) + $7, claims = o.claims + 1
+              WHERE o.pk = ANY (ARRAY(SELECT pk FROM picked))
+                AND o.dispatched_at IS NULL
+                AND (o.claim_id IS NULL OR o.claimed_until < (SELECT ms FROM now))
+             RETURNING ",
+            event_columns!(),
+            ", o.claims, (SELECT ms FROM now) AS now, ",
+            open_triggers!()
+        )))
+        .bind(host.0)
+        .bind(column(seams, |s| s.lane))
+        .bind(column(seams, |s| &*s.project) as Texts)
+        .bind(column(seams, |s| s.above))
+        .bind(column(seams, |s| i64::from(s.limit)))
+        .bind(id)
+        .bind(millis(lease))
+        .fetch_all(&self.router)
+        .await
+        .map_err(fault)?;
+        claimed_events(id, &rows)
+    }
+
+    pub(super) async fn take_scheduled(
+        &self,
+        host: HostId,
+        lanes: &[Lane],
+        projects: &[String],
+        limit: u32,
+        lease: Duration,
+    ) -> Result<Claimed<ClaimedEvent>, StoreError> {
+        let id = Uuid::new_v4();
+        let rows = query(self.sql.of(concat!(
+            "WITH now AS MATERIALIZED (SELECT {p}now_ms() AS ms),
+             held AS MATERIALIZED (
+                 SELECT lane FROM {p}lane WHERE holder = $1 AND lane = ANY($2)
+                  ORDER BY lane FOR KEY SHARE),
+             picked AS MATERIALIZED (
+                 SELECT r.pk FROM held h, LATERAL (
+                     SELECT o.pk, o.available_at FROM {p}outbox o
+                      WHERE o.lane = h.lane AND o.dispatched_at IS NULL
+                        AND o.available_at <= (SELECT ms FROM now)
+                        AND o.project_id = ANY($3)
+                        AND (o.claim_id IS NULL OR o.claimed_until < (SELECT ms FROM now))
+                      ORDER BY o.lane, o.available_at, o.pk LIMIT $4) r
+                  ORDER BY r.available_at, r.pk LIMIT $4)
+             UPDATE {p}outbox o
+                SET claim_id = $5, claimed_until = (SELECT ms FROM now) + $6, claims = o.claims + 1
+              WHERE o.pk = ANY (ARRAY(SELECT pk FROM picked))
+                AND o.dispatched_at IS NULL
+                AND (o.claim_id IS NULL OR o.claimed_until < (SELECT ms FROM now))
+             RETURNING ",
+            event_columns!(),
+            ", o.claims, (SELECT ms FROM now) AS now, ",
+            open_triggers!()
+        )))
+        .bind(host.0)
+        .bind(lanes)
+        .bind(projects)
+        .bind(i64::from(limit))
+        .bind(id)
+        .bind(millis(lease))
+        .fetch_all(&self.router)
+        .await
+        .map_err(fault)?;
+        claimed_events(id, &rows)
+    }
+
+    pub(super) async fn take_deliveries(
+        &self,
+        host: HostId,
+        lanes: &[Lane],
+        triggers: &[(String, String, u32)],
+        lease: Duration,
+    ) -> Result<Claimed<ClaimedDelivery>, StoreError> {
+        let id = Uuid::new_v4();
+        let rows = query(self.sql.of(concat!(
+            "WITH now AS MATERIALIZED (SELECT {p}now_ms() AS ms),
+             held AS MATERIALIZED (
+                 SELECT lane FROM {p}lane WHERE holder = $1 AND lane = ANY($2)
+                  ORDER BY lane FOR KEY SHARE),
+             picked AS MATERIALIZED (
+                 SELECT one.id FROM unnest($3::text[], $4::text[], $5::bigint[])
+                        AS t(project, trigger, cap), LATERAL (
+                     SELECT r.id FROM held h, LATERAL (
+                         SELECT d.id, d.due_at FROM {p}delivery d
+                          WHERE d.state = 'ready' AND d.project_id = t.project
+                            AND d.trigger_name = t.trigger AND d.lane = h.lane
+                            AND d.due_at <= (SELECT ms FROM now)
+                            AND (d.claim_id IS NULL OR d.claimed_until < (SELECT ms FROM now))
+                          ORDER BY d.lane, d.due_at, d.id LIMIT t.cap) r
+                      ORDER BY r.due_at, r.id LIMIT t.cap) one),
+             taken AS (
+                 UPDATE {p}delivery d
+                    SET claim_id = $6, claimed_until = (SELECT ms FROM now) + $7,
+                        claims = d.claims + 1
+                  WHERE d.id = ANY (ARRAY(SELECT id FROM picked)) AND d.state = 'ready'
+                    AND (d.claim_id IS NULL OR d.claimed_until < (SELECT ms FROM now))
+                 RETURNING d.id, d.event_pk, d.trigger_name, d.attempts, d.generation, d.claims,
+                           d.chain)
+             SELECT ",
+            event_columns!(),
+            ", t.claims, (SELECT ms FROM now) AS now, t.id AS delivery, t.trigger_name,
+               t.attempts, t.generation, t.chain, t.event_pk
+             FROM taken t LEFT JOIN {p}outbox o ON o.pk = t.event_pk"
+        )))
+        .bind(host.0)
+        .bind(lanes)
+        .bind(column(triggers, |t| &*t.0) as Texts)
+        .bind(column(triggers, |t| &*t.1) as Texts)
+        .bind(column(triggers, |t| i64::from(t.2)))
+        .bind(id)
+        .bind(millis(lease))
+        .fetch_all(&self.router)
+        .await
+        .map_err(fault)?;
+        let mut claimed = Claimed { rows: Vec::with_capacity(rows.len()), now: 0 };
+        let mut orphans = Vec::new();
+        for row in &rows {
+            claimed.now = named(row, "now")?;
+            let delivery: i64 = named(row, "delivery")?;
+            if row.try_get::<Option<i64>, _>("pk").map_err(fault)?.is_none() {
+                orphans.push(delivery);
+                continue;
+            }
+            let event = event(row)?;
+            claimed.rows.push(ClaimedDelivery {
+                claim: Claim { row: Row::Delivery(delivery), id, lane: event.lane },
+                trigger: named(row, "trigger_name")?,
+                attempts: count(row, "attempts")?,
+                generation: count(row, "generation")?,
+                claims: count(row, "claims")?,
+                chain: chain_of(named(row, "chain")?),
+                event,
+            });
+        }
+        claimed.rows.sort_by_key(|d| (d.event.pk, d.generation));
+        if !orphans.is_empty() {
+            self.bury_orphans(&orphans, id).await?;
+        }
+        Ok(claimed)
+    }
+
+    pub(super) async fn extend(
+        &self,
+        claims: &[&Claim],
+        lease: Duration,
+    ) -> Result<Vec<Held>, StoreError> {
+        let parts = Parts::of(claims);
+        let rows = query(self.sql.of(
+            "WITH now AS MATERIALIZED (SELECT {p}now_ms() AS ms),
+             e AS (UPDATE {p}outbox o SET claimed_until = (SELECT ms FROM now) + $5
+                     FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
+                    WHERE o.pk = c.pk AND o.claim_id = c.id AND o.dispatched_at IS NULL
+                   RETURNING o.pk),
+             d AS (UPDATE {p}delivery d SET claimed_until = (SELECT ms FROM now) + $5
+                     FROM unnest($3::bigint[], $4::uuid[]) AS c(pk, id)
+                    WHERE d.id = c.pk AND d.claim_id = c.id AND d.state IN ('ready', 'blocked')
+                   RETURNING d.id)
+             SELECT false, pk FROM e UNION ALL SELECT true, id FROM d",
+        ))
+        .bind(&parts.events)
+        .bind(&parts.event_claims)
+        .bind(&parts.deliveries)
+        .bind(&parts.delivery_claims)
+        .bind(millis(lease))
+        .fetch_all(&self.leases)
+        .await
+        .map_err(fault)?;
+        let mut held = std::collections::HashSet::with_capacity(rows.len());
+        for row in &rows {
+            let pk = get(row, 1)?;
+            held.insert(if get(row, 0)? { Row::Delivery(pk) } else { Row::Event(pk) });
+        }
+        let of = |claim: &&Claim| if held.contains(&claim.row) { Held::Yes } else { Held::Lost };
+        Ok(claims.iter().map(of).collect())
+    }
+
+    pub(super) async fn give_back(&self, claims: &[&Claim]) -> Result<(), StoreError> {
+        let parts = Parts::of(claims);
+        query(self.sql.of(
+            "WITH e AS (UPDATE {p}outbox o
+                           SET claim_id = NULL, claimed_until = NULL, claims = o.claims - 1
+                     FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
+                    WHERE o.pk = c.pk AND o.claim_id = c.id AND o.dispatched_at IS NULL)
+             UPDATE {p}delivery d SET claim_id = NULL, claimed_until = NULL, claims = d.claims - 1
+               FROM unnest($3::bigint[], $4::uuid[]) AS c(pk, id)
+              WHERE d.id = c.pk AND d.claim_id = c.id AND d.state IN ('ready', 'blocked')",
+        ))
+        .bind(&parts.events)
+        .bind(&parts.event_claims)
+        .bind(&parts.deliveries)
+        .bind(&parts.delivery_claims)
+        .execute(&self.leases)
+        .await
+        .map_err(fault)?;
+        Ok(())
+    }
+}
+
+/// Claims as the arrays that statements take.
+#[derive(Default)]
+pub(super) struct Parts {
+    pub(super) events: Vec<i64>,
+    pub(super) event_claims: Vec<Uuid>,
+    pub(super) deliveries: Vec<i64>,
+    pub(super) delivery_claims: Vec<Uuid>,
+}
+
+impl Parts {
+    pub(super) fn of(claims: &[&Claim]) -> Self {
+        let mut parts = Self::default();
+        for claim in claims {
+            match claim.row {
+                Row::Event(pk) => {
+                    parts.events.push(pk);
+                    parts.event_claims.push(claim.id);
+                }
+                Row::Delivery(id) => {
+                    parts.deliveries.push(id);
+                    parts.delivery_claims.push(claim.id);
+                }
+            }
+        }
+        parts
+    }
+}
+
+fn claimed_events(id: Uuid, rows: &[PgRow]) -> Result<Claimed<ClaimedEvent>, StoreError> {
+    let mut claimed = Claimed { rows: Vec::with_capacity(rows.len()), now: 0 };
+    for row in rows {
+        let event = event(row)?;
+        claimed.now = named(row, "now")?;
+        claimed.rows.push(ClaimedEvent {
+            claim: Claim { row: Row::Event(event.pk), id, lane: event.lane },
+            claims: count(row, "claims")?,
+            open: named(row, "open")?,
+            event,
+        });
+    }
+    claimed.rows.sort_by_key(|row| row.event.pk);
+    Ok(claimed)
+}
+
+/// The event in a row of [`event_columns`], by position: this is read for
+/// every event that passes through.
+pub(super) fn event(row: &PgRow) -> Result<Event, StoreError> {
+    Ok(Event {
+        pk: get(row, 0)?,
+        message_id: get(row, 1)?,
+        project: get(row, 2)?,
+        resource: get(row, 3)?,
+        aggregate_id: get(row, 4)?,
+        event_name: get(row, 5)?,
+        schema_version: u32::try_from(get::<i32>(row, 6)?).unwrap_or(0),
+        payload: get(row, 7)?,
+        meta: get(row, 8)?,
+        dedup_key: get(row, 9)?,
+        created_at: get(row, 10)?,
+        available_at: get(row, 11)?,
+        lane: get(row, 12)?,
+    })
+}
+
+pub(super) fn get<'r, T>(row: &'r PgRow, index: usize) -> Result<T, StoreError>
+where
+    T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
+    row.try_get(index).map_err(fault)
+}
+
+pub(super) fn named<'r, T>(row: &'r PgRow, name: &str) -> Result<T, StoreError>
+where
+    T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
+    row.try_get(name).map_err(fault)
+}
+
+/// A count, which the schema keeps as a signed integer.
+pub(super) fn count(row: &PgRow, name: &str) -> Result<u32, StoreError> {
+    Ok(u32::try_from(named::<i32>(row, name)?).unwrap_or(0))
+}

@@ -1,0 +1,107 @@
+//! Who holds which lane.
+
+use std::time::Duration;
+
+use sqlx::query;
+use uuid::Uuid;
+
+use super::{Postgres, claims::get, fault};
+use crate::{
+    model::Lane,
+    store::{HostId, StoreError, rows::millis},
+};
+
+impl Postgres {
+    pub(super) async fn take_over(
+        &self,
+        host: HostId,
+        want: usize,
+        lease: Duration,
+    ) -> Result<Vec<Lane>, StoreError> {
+        let mut tx = self.leases.begin().await.map_err(fault)?;
+        // Locked lanes are being claimed in or taken by somebody: not free.
+        let rows = query(self.sql.of(
+            "SELECT lane FROM {p}lane
+              WHERE holder IS NULL OR lease_until < {p}now_ms()
+              ORDER BY lane LIMIT $1 FOR UPDATE SKIP LOCKED",
+        ))
+        .bind(i64::try_from(want).unwrap_or(i64::MAX))
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(fault)?;
+        let lanes = rows.iter().map(|row| get(row, 0)).collect::<Result<Vec<Lane>, _>>()?;
+        if lanes.is_empty() {
+            return Ok(lanes);
+        }
+        query(self.sql.of(
+            "UPDATE {p}lane SET holder = $1, lease_until = {p}now_ms() + $2 WHERE lane = ANY($3)",
+        ))
+        .bind(host.0)
+        .bind(millis(lease))
+        .bind(&lanes)
+        .execute(&mut *tx)
+        .await
+        .map_err(fault)?;
+        // Waits for a settle under way, and leaves later ones nothing to match.
+        query(self.sql.of(
+            "UPDATE {p}outbox SET claim_id = NULL, claimed_until = NULL
+              WHERE lane = ANY($1) AND dispatched_at IS NULL AND claim_id IS NOT NULL",
+        ))
+        .bind(&lanes)
+        .execute(&mut *tx)
+        .await
+        .map_err(fault)?;
+        query(self.sql.of(
+            "UPDATE {p}delivery SET claim_id = NULL, claimed_until = NULL
+              WHERE lane = ANY($1) AND state IN ('ready', 'blocked') AND claim_id IS NOT NULL",
+        ))
+        .bind(&lanes)
+        .execute(&mut *tx)
+        .await
+        .map_err(fault)?;
+        tx.commit().await.map_err(fault)?;
+        Ok(lanes)
+    }
+
+    pub(super) async fn extend_lanes(
+        &self,
+        host: HostId,
+        lease: Duration,
+    ) -> Result<Vec<Lane>, StoreError> {
+        let rows = query(self.sql.of(
+            "UPDATE {p}lane SET lease_until = {p}now_ms() + $2 WHERE holder = $1 RETURNING lane",
+        ))
+        .bind(host.0)
+        .bind(millis(lease))
+        .fetch_all(&self.leases)
+        .await
+        .map_err(fault)?;
+        let mut lanes = rows.iter().map(|row| get(row, 0)).collect::<Result<Vec<Lane>, _>>()?;
+        lanes.sort_unstable();
+        Ok(lanes)
+    }
+
+    pub(super) async fn let_go(&self, host: HostId, lanes: &[Lane]) -> Result<(), StoreError> {
+        query(self.sql.of(
+            "UPDATE {p}lane SET holder = NULL, lease_until = 0 WHERE holder = $1 AND lane = ANY($2)",
+        ))
+        .bind(host.0)
+        .bind(lanes)
+        .execute(&self.leases)
+        .await
+        .map_err(fault)?;
+        Ok(())
+    }
+
+    pub(super) async fn holders(&self) -> Result<Vec<(Lane, Option<HostId>, i64)>, StoreError> {
+        let rows = query(self.sql.of(
+            "SELECT lane, holder, greatest(lease_until - {p}now_ms(), 0) FROM {p}lane ORDER BY lane",
+        ))
+        .fetch_all(&self.pool)
+        .await
+        .map_err(fault)?;
+        rows.iter()
+            .map(|row| Ok((get(row, 0)?, get::<Option<Uuid>>(row, 1)?.map(HostId), get(row, 2)?)))
+            .collect()
+    }
+}

@@ -1,0 +1,181 @@
+//! PostgreSQL, 14 and later.
+
+use std::{str::FromStr, time::Duration};
+
+use sqlx::{
+    PgPool,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+use tokio::sync::OnceCell;
+
+use self::wake::Wake;
+use super::{
+    Options, StoreError,
+    migrate::{Dialect, migrations},
+    rows::Sql,
+};
+use crate::model::Lane;
+
+mod claims;
+mod control;
+mod inspect;
+mod lanes;
+mod plugins;
+mod redrive;
+mod settle;
+mod state;
+mod traits;
+mod wake;
+
+/// A PostgreSQL database.
+#[derive(Debug)]
+pub struct Postgres {
+    /// For claims and settles: its plans are pinned.
+    router: PgPool,
+    /// For everything else.
+    pool: PgPool,
+    /// For leases alone, so that no other work can make one run out.
+    leases: PgPool,
+    sql: Sql,
+    wake: Wake,
+    lanes: OnceCell<Lane>,
+    options: Options,
+}
+
+/// Refuses plans that scan or hash a whole table: with one shape of plan left,
+/// ageing statistics can't change it.
+const PINNED: [(&str, &str); 6] = [
+    ("plan_cache_mode", "force_generic_plan"),
+    ("jit", "off"),
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("enable_bitmapscan", "off"),
+];
+
+impl Postgres {
+    /// Opens a database: connections are made when they are first needed.
+    ///
+    /// # Errors
+    /// When the URL can't be understood.
+    pub async fn connect(url: &str, options: &Options) -> Result<Self, StoreError> {
+        let base = PgConnectOptions::from_str(url)
+            .map_err(|error| StoreError::Setting(format!("the database URL: {error}")))?
+            .application_name("outrigger");
+        let pool = |max: u32| {
+            PgPoolOptions::new()
+                .max_connections(max)
+                .acquire_timeout(options.patience)
+                .idle_timeout(Duration::from_secs(300))
+        };
+        let plain = base.clone().options([("jit", "off")]);
+        let wake = Wake::new(plain.clone(), options);
+        Ok(Self {
+            router: pool(options.connections.max(2)).connect_lazy_with(base.options(PINNED)),
+            pool: pool(options.connections.max(2)).connect_lazy_with(plain.clone()),
+            leases: pool(2).connect_lazy_with(plain),
+            sql: Sql::new(options.prefix.clone()),
+            wake,
+            lanes: OnceCell::new(),
+            options: options.clone(),
+        })
+    }
+
+    /// Runs the migrations that this database hasn't had yet, one transaction
+    /// each, one process at a time.
+    async fn bring_up(&self) -> Result<(), StoreError> {
+        let steps = migrations(
+            Dialect::Postgres,
+            self.sql.prefix(),
+            &format!("{}inbox", self.sql.prefix()),
+            self.options.lanes,
+        );
+        for step in &steps {
+            let mut tx = self.pool.begin().await.map_err(fault)?;
+            // The lock is the database's, so that hosts with other prefixes
+            // wait too; they don't wait long.
+            sqlx::query("SELECT pg_advisory_xact_lock(7310579201166341)")
+                .execute(&mut *tx)
+                .await
+                .map_err(fault)?;
+            sqlx::query(self.sql.of(
+                "CREATE TABLE IF NOT EXISTS {p}migration (
+                     version bigint PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())",
+            ))
+            .execute(&mut *tx)
+            .await
+            .map_err(fault)?;
+            let newest: Option<i64> =
+                sqlx::query_scalar(self.sql.of("SELECT max(version) FROM {p}migration"))
+                    .fetch_one(&mut *tx)
+                    .await
+                    .map_err(fault)?;
+            let newest = newest.unwrap_or(0);
+            if newest > steps.last().map_or(0, |last| last.version) {
+                return Err(StoreError::Schema(format!(
+                    "the schema is at version {newest}, newer than this program knows; upgrade it"
+                )));
+            }
+            if newest >= step.version {
+                continue;
+            }
+            sqlx::raw_sql(sqlx::AssertSqlSafe(step.sql.clone()))
+                .execute(&mut *tx)
+                .await
+                .map_err(fault)?;
+            sqlx::query(self.sql.of("INSERT INTO {p}migration (version, name) VALUES ($1, $2)"))
+                .bind(step.version)
+                .bind(step.name)
+                .execute(&mut *tx)
+                .await
+                .map_err(fault)?;
+            tx.commit().await.map_err(fault)?;
+        }
+        let lanes: i64 = sqlx::query_scalar(self.sql.of("SELECT count(*) FROM {p}lane"))
+            .fetch_one(&self.pool)
+            .await
+            .map_err(fault)?;
+        let lanes = Lane::try_from(lanes).unwrap_or(Lane::MAX);
+        // Migrating twice in one process finds the same number.
+        let _ = self.lanes.set(lanes);
+        Ok(())
+    }
+}
+
+/// What a driver's error means to a caller.
+fn fault(error: sqlx::Error) -> StoreError {
+    let code = error.as_database_error().and_then(|e| e.code().map(|c| c.into_owned()));
+    match (code.as_deref(), &error) {
+        (Some("53100"), _) => StoreError::Full(error.into()),
+        // Lock time-out, statement time-out, deadlock, serialisation.
+        (Some("55P03" | "57014" | "40P01" | "40001"), _) => StoreError::Busy(error.into()),
+        // Shutdown, starting up, too many connections, connection classes.
+        (Some(code), _)
+            if code.starts_with("57P") || code.starts_with("08") || code.starts_with("53") =>
+        {
+            StoreError::Unavailable(error.into())
+        }
+        (Some("42P01" | "42703"), _) => StoreError::Schema(format!(
+            "the schema isn't this version's ({error}); run `outrigger migrate`"
+        )),
+        (
+            None,
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::Protocol(_)
+            | sqlx::Error::PoolTimedOut
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed,
+        ) => StoreError::Unavailable(error.into()),
+        _ => StoreError::Refused(error.into()),
+    }
+}
+
+/// One column of many rows, as an array to bind.
+fn column<'a, T, R>(rows: &'a [T], of: impl Fn(&'a T) -> R) -> Vec<R> {
+    rows.iter().map(of).collect()
+}
+
+/// Texts to bind as an array, without copying them.
+type Texts<'a> = Vec<&'a str>;
+

@@ -1,0 +1,343 @@
+//! The three traits, each call to the part that does it.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use uuid::Uuid;
+
+use super::{Postgres, fault};
+use crate::{
+    model::{
+        Lane,
+        attempt::Attempt,
+        event::NewEvent,
+        plugin::{Plugin, PluginInfo},
+        trigger::{Trigger, TriggerSpec},
+    },
+    store::{
+        ApiKey, AttemptFilter, Claim, Claimed, ClaimedDelivery, ClaimedEvent, Control,
+        ControlVersion, DeadLetterFilter, Definitions, DeliveryFilter, DeliveryRow, EventFilter,
+        EventRow, Held, HostId, HostInfo, Inspect, KeyRow, Operation, OperationKind, Page,
+        PageRequest, Project, Queue, Recorded, Requeued, Seam, Settled, Settlement, StateEntry,
+        Status, StoreError, Survey, TriggerGone,
+    },
+};
+
+#[async_trait]
+impl Queue for Postgres {
+    async fn record(&self, events: &[NewEvent]) -> Result<Vec<Recorded>, StoreError> {
+        self.insert_events(events).await
+    }
+    fn lanes(&self) -> Lane {
+        self.lanes.get().copied().unwrap_or_default()
+    }
+    async fn take_lanes(
+        &self,
+        host: HostId,
+        want: usize,
+        lease: Duration,
+    ) -> Result<Vec<Lane>, StoreError> {
+        self.take_over(host, want, lease).await
+    }
+    async fn renew_lanes(&self, host: HostId, lease: Duration) -> Result<Vec<Lane>, StoreError> {
+        self.extend_lanes(host, lease).await
+    }
+    async fn yield_lanes(&self, host: HostId, lanes: &[Lane]) -> Result<(), StoreError> {
+        self.let_go(host, lanes).await
+    }
+    async fn lane_holders(&self) -> Result<Vec<(Lane, Option<HostId>, i64)>, StoreError> {
+        self.holders().await
+    }
+    async fn survey(&self, lanes: &[Lane]) -> Result<Survey, StoreError> {
+        self.find_work(lanes).await
+    }
+    async fn claim_events(
+        &self,
+        host: HostId,
+        seams: &[Seam],
+        lease: Duration,
+    ) -> Result<Claimed<ClaimedEvent>, StoreError> {
+        self.take_events(host, seams, lease).await
+    }
+    async fn claim_scheduled(
+        &self,
+        host: HostId,
+        lanes: &[Lane],
+        projects: &[String],
+        limit: u32,
+        lease: Duration,
+    ) -> Result<Claimed<ClaimedEvent>, StoreError> {
+        self.take_scheduled(host, lanes, projects, limit, lease).await
+    }
+    async fn claim_deliveries(
+        &self,
+        host: HostId,
+        lanes: &[Lane],
+        triggers: &[(String, String, u32)],
+        lease: Duration,
+    ) -> Result<Claimed<ClaimedDelivery>, StoreError> {
+        self.take_deliveries(host, lanes, triggers, lease).await
+    }
+    async fn renew(&self, claims: &[&Claim], lease: Duration) -> Result<Vec<Held>, StoreError> {
+        self.extend(claims, lease).await
+    }
+    async fn release(&self, claims: &[&Claim]) -> Result<(), StoreError> {
+        self.give_back(claims).await
+    }
+    async fn settle(
+        &self,
+        group: &[Settlement],
+        within: Duration,
+    ) -> Result<Vec<Settled>, StoreError> {
+        self.write_group(group, within).await
+    }
+    async fn state_value(
+        &self,
+        project: &str,
+        trigger: &str,
+        key: &str,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        self.value(project, trigger, key).await
+    }
+    async fn state_keys(
+        &self,
+        project: &str,
+        trigger: &str,
+        prefix: &str,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<String>, StoreError> {
+        let mut db = self.router.acquire().await.map_err(fault)?;
+        self.key_list(&mut db, (project, trigger), prefix, after, limit).await
+    }
+    async fn wait_for_events(&self, at_most: Duration) {
+        self.wake.wait(&self.pool, at_most).await;
+    }
+    fn wake(&self) {
+        self.wake.ring();
+    }
+}
+
+#[async_trait]
+impl Inspect for Postgres {
+    async fn event(&self, project: &str, message_id: Uuid) -> Result<Option<EventRow>, StoreError> {
+        self.one_event(project, message_id).await
+    }
+    async fn events(
+        &self,
+        project: &str,
+        filter: &EventFilter,
+        page: &PageRequest,
+    ) -> Result<Page<EventRow>, StoreError> {
+        self.event_page(project, filter, page).await
+    }
+    async fn deliveries(
+        &self,
+        project: &str,
+        filter: &DeliveryFilter,
+        page: &PageRequest,
+    ) -> Result<Page<DeliveryRow>, StoreError> {
+        self.delivery_page(project, filter, page).await
+    }
+    async fn dead_letters(
+        &self,
+        project: &str,
+        filter: &DeadLetterFilter,
+        page: &PageRequest,
+    ) -> Result<Page<DeliveryRow>, StoreError> {
+        self.dead_page(project, filter, page).await
+    }
+    async fn attempts(
+        &self,
+        project: &str,
+        filter: &AttemptFilter,
+        page: &PageRequest,
+    ) -> Result<Page<Attempt>, StoreError> {
+        let Page { items, next } = self.attempt_page(project, filter, page).await?;
+        Ok(Page { items: items.into_iter().map(|(_, attempt)| attempt).collect(), next })
+    }
+    async fn requeue(&self, project: &str, id: i64) -> Result<Requeued, StoreError> {
+        self.requeue_one(project, id).await
+    }
+    async fn purge(&self, project: &str, id: i64) -> Result<bool, StoreError> {
+        self.purge_one(project, id).await
+    }
+    async fn count_dead(
+        &self,
+        project: &str,
+        filter: &DeadLetterFilter,
+    ) -> Result<i64, StoreError> {
+        self.dead_count(project, filter).await
+    }
+    async fn start(
+        &self,
+        project: &str,
+        kind: OperationKind,
+        filter: &DeadLetterFilter,
+        limit: Option<i64>,
+    ) -> Result<Operation, StoreError> {
+        self.start_operation(project, kind, filter, limit).await
+    }
+    async fn operation(&self, project: &str, id: Uuid) -> Result<Option<Operation>, StoreError> {
+        self.one_operation(project, id).await
+    }
+    async fn cancel(&self, project: &str, id: Uuid) -> Result<Option<Operation>, StoreError> {
+        self.cancel_operation(project, id).await
+    }
+    async fn advance(&self, batch: u32) -> Result<bool, StoreError> {
+        self.advance_one(batch).await
+    }
+    async fn count_deliveries(&self, project: &str, trigger: &str) -> Result<i64, StoreError> {
+        self.delivery_count(project, trigger).await
+    }
+    async fn end_trigger(
+        &self,
+        project: &str,
+        trigger: &str,
+        dead: bool,
+    ) -> Result<(), StoreError> {
+        self.end_all(project, trigger, dead).await
+    }
+    async fn state(
+        &self,
+        project: &str,
+        trigger: &str,
+        prefix: &str,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<StateEntry>, StoreError> {
+        self.entries(project, trigger, prefix, after, limit).await
+    }
+    async fn delete_project_data(&self, project: &str) -> Result<(), StoreError> {
+        self.delete_rows_of(project).await
+    }
+    async fn lane_holder(&self, lane: Lane) -> Result<Option<HostId>, StoreError> {
+        self.holder(lane).await
+    }
+    async fn status(&self) -> Result<Status, StoreError> {
+        self.tally().await
+    }
+    async fn sweep(&self, retention: Duration, batch: u32) -> Result<u64, StoreError> {
+        self.delete_old(retention, batch).await
+    }
+}
+
+#[async_trait]
+impl Control for Postgres {
+    async fn migrate(&self) -> Result<(), StoreError> {
+        self.bring_up().await
+    }
+    async fn ping(&self) -> Result<(), StoreError> {
+        sqlx::query("SELECT 1").execute(&self.pool).await.map(drop).map_err(fault)
+    }
+    async fn control_version(&self) -> Result<ControlVersion, StoreError> {
+        self.version().await
+    }
+    async fn definitions(&self) -> Result<Definitions, StoreError> {
+        self.all_definitions().await
+    }
+    async fn put_project(&self, name: &str) -> Result<bool, StoreError> {
+        self.create_project(name).await
+    }
+    async fn enable_project(&self, name: &str, enabled: bool) -> Result<bool, StoreError> {
+        self.switch_project(name, enabled).await
+    }
+    async fn project(&self, name: &str) -> Result<Option<Project>, StoreError> {
+        Ok(self.list_projects(Some(name)).await?.pop())
+    }
+    async fn projects(&self) -> Result<Vec<Project>, StoreError> {
+        self.list_projects(None).await
+    }
+    async fn delete_project(&self, name: &str) -> Result<bool, StoreError> {
+        self.drop_project(name).await
+    }
+    async fn put_plugin(
+        &self,
+        project: &str,
+        name: &str,
+        info: &PluginInfo,
+        bytes: &[u8],
+        activate: bool,
+    ) -> Result<bool, StoreError> {
+        self.store_plugin(project, name, info, bytes, activate).await
+    }
+    async fn activate_plugin(
+        &self,
+        project: &str,
+        name: &str,
+        digest: &str,
+    ) -> Result<bool, StoreError> {
+        self.set_active(project, name, digest).await
+    }
+    async fn plugin(&self, project: &str, name: &str) -> Result<Option<Plugin>, StoreError> {
+        Ok(self.list_plugins(project, Some(name)).await?.pop())
+    }
+    async fn plugins(&self, project: &str) -> Result<Vec<Plugin>, StoreError> {
+        self.list_plugins(project, None).await
+    }
+    async fn plugin_bytes(
+        &self,
+        project: &str,
+        digest: &str,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        self.component(project, digest).await
+    }
+    async fn delete_plugin(
+        &self,
+        project: &str,
+        name: &str,
+    ) -> Result<Option<Vec<String>>, StoreError> {
+        self.drop_plugin(project, name).await
+    }
+    async fn put_trigger(
+        &self,
+        project: &str,
+        name: &str,
+        spec: &TriggerSpec,
+    ) -> Result<Option<bool>, StoreError> {
+        self.store_trigger(project, name, spec).await
+    }
+    async fn trigger(&self, project: &str, name: &str) -> Result<Option<Trigger>, StoreError> {
+        Ok(self.list_triggers(project, Some(name)).await?.pop())
+    }
+    async fn triggers(&self, project: &str) -> Result<Vec<Trigger>, StoreError> {
+        self.list_triggers(project, None).await
+    }
+    async fn pause_trigger(
+        &self,
+        project: &str,
+        name: &str,
+        reason: Option<&str>,
+    ) -> Result<bool, StoreError> {
+        self.set_paused(project, name, reason).await
+    }
+    async fn delete_trigger(&self, project: &str, name: &str) -> Result<TriggerGone, StoreError> {
+        self.drop_trigger(project, name).await
+    }
+    async fn put_key(&self, key: &KeyRow) -> Result<(), StoreError> {
+        self.store_key(key).await
+    }
+    async fn key_by_hash(&self, hash: &[u8; 32]) -> Result<Option<ApiKey>, StoreError> {
+        Ok(self.list_keys(Some(hash)).await?.pop())
+    }
+    async fn keys(&self) -> Result<Vec<ApiKey>, StoreError> {
+        self.list_keys(None).await
+    }
+    async fn delete_key(&self, id: Uuid) -> Result<bool, StoreError> {
+        self.drop_key(id).await
+    }
+    async fn heartbeat(
+        &self,
+        host: HostId,
+        name: &str,
+        lease: Duration,
+    ) -> Result<usize, StoreError> {
+        self.beat(host, name, lease).await
+    }
+    async fn goodbye(&self, host: HostId) -> Result<(), StoreError> {
+        self.leave(host).await
+    }
+    async fn hosts(&self) -> Result<Vec<HostInfo>, StoreError> {
+        self.list_hosts().await
+    }
+}

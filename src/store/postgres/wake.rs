@@ -1,0 +1,97 @@
+//! How a host that sleeps learns of new events.
+//!
+//! A statement trigger on the outbox notifies, but only until the time that
+//! sleeping hosts have written into a sequence: while hosts are busy, and
+//! after they are gone, applications pay for one look at a sequence. A
+//! transaction that looked before a host fell asleep and commits afterwards
+//! notifies nobody; whoever waits at growing intervals finds it.
+
+use std::time::Duration;
+
+use sqlx::{
+    AssertSqlSafe,
+    postgres::{PgConnectOptions, PgListener, PgPool, PgPoolOptions},
+};
+use tokio::sync::{Mutex, Notify};
+
+use crate::store::Options;
+
+#[derive(Debug)]
+pub(super) struct Wake {
+    inner: Notify,
+    listening: Option<Listening>,
+}
+
+#[derive(Debug)]
+struct Listening {
+    pool: PgPool,
+    channel: String,
+    ask: String,
+    listener: Mutex<Option<PgListener>>,
+}
+
+impl Wake {
+    pub(super) fn new(database: PgConnectOptions, options: &Options) -> Self {
+        let prefix = &options.prefix;
+        let listening = options.notify.then(|| Listening {
+            pool: PgPoolOptions::new()
+                .max_connections(1)
+                .acquire_timeout(options.patience)
+                .connect_lazy_with(database),
+            channel: format!("{prefix}wake"),
+            // Hosts ask each for themselves; the latest time stands, but for a
+            // race that costs one poll.
+            ask: format!(
+                "SELECT setval('{prefix}asleep_until',
+                        greatest((SELECT last_value FROM {prefix}asleep_until), {prefix}now_ms() + $1))"
+            ),
+            listener: Mutex::new(None),
+        });
+        Self { inner: Notify::new(), listening }
+    }
+
+    pub(super) fn ring(&self) {
+        self.inner.notify_one();
+    }
+
+    /// Waits for a notification, a ring, or so long.
+    pub(super) async fn wait(&self, database: &PgPool, at_most: Duration) {
+        tokio::select! {
+            () = self.inner.notified() => {}
+            () = self.notified(database, at_most) => {}
+            () = tokio::time::sleep(at_most) => {}
+        }
+    }
+
+    /// Resolves at a notification; never, if there is no listening.
+    async fn notified(&self, database: &PgPool, at_most: Duration) {
+        let Some(listening) = &self.listening else {
+            return std::future::pending().await;
+        };
+        if let Err(error) = listening.wait(database, at_most).await {
+            tracing::debug!(%error, "not listening for new events; polling goes on");
+            *listening.listener.lock().await = None;
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Listening {
+    async fn wait(&self, database: &PgPool, at_most: Duration) -> Result<(), sqlx::Error> {
+        let mut slot = self.listener.lock().await;
+        if slot.is_none() {
+            let mut listener = PgListener::connect_with(&self.pool).await?;
+            listener.listen(&self.channel).await?;
+            *slot = Some(listener);
+        }
+        let Some(listener) = slot.as_mut() else { return Ok(()) };
+        // What was sent while this host was busy, it has found by itself.
+        while listener.next_buffered().is_some() {}
+        // Asked for a little longer than this wait, so that the next one,
+        // which asks again, begins before it ends.
+        let ask = i64::try_from(at_most.as_millis()).unwrap_or(i64::MAX).saturating_add(100);
+        sqlx::query(AssertSqlSafe(self.ask.as_str())).bind(ask).execute(database).await?;
+        // `None` is a connection that was lost and made anew: look around.
+        listener.try_recv().await.map(drop)
+    }
+}

@@ -1,0 +1,140 @@
+//! The one writer, and the share of the time that it leaves to others.
+
+use std::{
+    ops::{Deref, DerefMut},
+    sync::Arc,
+    time::Duration,
+};
+
+use sqlx::{Sqlite, SqliteConnection, SqlitePool, Transaction};
+use tokio::{
+    sync::{Mutex, OwnedMutexGuard},
+    time::{Instant, sleep, timeout},
+};
+
+use super::fault;
+use crate::store::StoreError;
+
+/// After a transaction, the lock stays free for its length divided by this: a
+/// third of the time under full load. An application's busy handler asks each
+/// 100 ms, some fifty times in the 5 s that drivers wait by default.
+const SHARE: u32 = 2;
+
+/// Shorter rests than this are saved up: timers are no finer.
+const SHORTEST_REST: Duration = Duration::from_millis(1);
+
+/// Longest rest, after a transaction that was held up by a slow disk.
+const LONGEST_REST: Duration = Duration::from_millis(500);
+
+/// The way to the write lock: one transaction at a time.
+#[derive(Debug)]
+pub(super) struct Writer {
+    /// Commits that a power cut may take back, as a whole and in order; what
+    /// they acknowledged is then done again.
+    lazy: SqlitePool,
+    /// Commits that are on the disk when they return: what somebody was told.
+    firm: SqlitePool,
+    pace: Arc<Mutex<Pace>>,
+    patience: Duration,
+    /// Whether other processes may want the lock.
+    shared: bool,
+}
+
+/// How long the lock must still rest.
+#[derive(Debug)]
+struct Pace {
+    owed: Duration,
+    since: Instant,
+}
+
+/// A transaction that has the write lock. Dropped without a commit, it is
+/// rolled back.
+pub(super) struct Tx {
+    inner: Transaction<'static, Sqlite>,
+    turn: Turn,
+}
+
+/// The writer's turn, from the lock to its release.
+struct Turn {
+    pace: OwnedMutexGuard<Pace>,
+    began: Instant,
+}
+
+impl Writer {
+    pub(super) fn new(
+        lazy: SqlitePool,
+        firm: SqlitePool,
+        patience: Duration,
+        shared: bool,
+    ) -> Self {
+        let pace = Pace { owed: Duration::ZERO, since: Instant::now() };
+        Self { lazy, firm, pace: Arc::new(Mutex::new(pace)), patience, shared }
+    }
+
+    /// Begins a transaction that may be lost at a power cut: the router's own.
+    pub(super) async fn begin(&self) -> Result<Tx, StoreError> {
+        self.begin_on(&self.lazy).await
+    }
+
+    /// Begins a transaction whose commit is on the disk when it returns.
+    ///
+    /// It rests like the others: applications don't care who holds the lock.
+    pub(super) async fn begin_firm(&self) -> Result<Tx, StoreError> {
+        self.begin_on(&self.firm).await
+    }
+
+    async fn begin_on(&self, pool: &SqlitePool) -> Result<Tx, StoreError> {
+        let mut pace = timeout(self.patience, Arc::clone(&self.pace).lock_owned())
+            .await
+            .map_err(|late| StoreError::Busy(late.into()))?;
+        pace.credit();
+        if self.shared && pace.owed >= SHORTEST_REST {
+            sleep(pace.owed).await;
+            pace.credit();
+        }
+        // A transaction that reads first and writes then would fail at once
+        // where another one wrote in between, whatever the time-out.
+        let inner = pool.begin_with("BEGIN IMMEDIATE").await.map_err(fault)?;
+        Ok(Tx { inner, turn: Turn { pace, began: Instant::now() } })
+    }
+}
+
+impl Pace {
+    /// Counts the time since the last turn as rest.
+    fn credit(&mut self) {
+        let now = Instant::now();
+        self.owed = self.owed.saturating_sub(now - self.since);
+        self.since = now;
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        self.pace.owed = (self.pace.owed + (now - self.began) / SHARE).min(LONGEST_REST);
+        self.pace.since = now;
+    }
+}
+
+impl Tx {
+    pub(super) async fn commit(self) -> Result<(), StoreError> {
+        let Self { inner, turn } = self;
+        let done = inner.commit().await.map_err(fault);
+        drop(turn);
+        done
+    }
+}
+
+impl Deref for Tx {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        &self.inner
+    }
+}
+
+impl DerefMut for Tx {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        &mut self.inner
+    }
+}

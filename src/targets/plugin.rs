@@ -1,0 +1,174 @@
+//! Plugins as targets: from a digest to a component that can be called.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use async_trait::async_trait;
+use tokio::sync::OnceCell;
+
+use super::{Report, Request, State, Target, Targets};
+use crate::{
+    model::{
+        attempt::Usage,
+        outcome::{Failure, FailureKind},
+        trigger::{TargetVersion, Trigger},
+    },
+    sandbox::{Call, Plugin, Sandbox, StateReader, TriggerView},
+    store::Control,
+};
+
+/// Compiled plugin versions, each loaded once and kept while a trigger uses it.
+pub struct Plugins(Arc<Loader>);
+
+struct Loader {
+    sandbox: Arc<Sandbox>,
+    store: Arc<dyn Control>,
+    loaded: Mutex<HashMap<(String, String), Weak<Slot>>>,
+}
+
+/// A version that is loaded, or will be at its first use.
+struct Slot {
+    project: String,
+    digest: String,
+    plugin: OnceCell<Arc<Plugin>>,
+}
+
+impl Plugins {
+    /// Plugins of the projects in `store`.
+    #[must_use]
+    pub fn new(sandbox: Arc<Sandbox>, store: Arc<dyn Control>) -> Arc<Self> {
+        Arc::new(Self(Arc::new(Loader { sandbox, store, loaded: Mutex::default() })))
+    }
+}
+
+impl Loader {
+    fn slot(&self, project: &str, digest: &str) -> Arc<Slot> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.retain(|_, slot| slot.strong_count() > 0);
+        let place = (project.to_owned(), digest.to_owned());
+        if let Some(slot) = loaded.get(&place).and_then(Weak::upgrade) {
+            return slot;
+        }
+        let slot = Arc::new(Slot {
+            project: place.0.clone(),
+            digest: place.1.clone(),
+            plugin: OnceCell::new(),
+        });
+        loaded.insert(place, Arc::downgrade(&slot));
+        slot
+    }
+
+    async fn load(&self, slot: &Slot) -> Result<Arc<Plugin>, String> {
+        let load = async || {
+            let bytes = self
+                .store
+                .plugin_bytes(&slot.project, &slot.digest)
+                .await
+                .map_err(|error| error.to_string())?
+                .ok_or_else(|| format!("there is no version {}", slot.digest))?;
+            self.sandbox.load(bytes).await.map_err(|error| error.to_string())
+        };
+        slot.plugin.get_or_try_init(load).await.map(Arc::clone)
+    }
+}
+
+impl Targets for Plugins {
+    fn target(&self, trigger: &Trigger, active: Option<&str>) -> Arc<dyn Target> {
+        let spec = &trigger.spec;
+        let digest = match &spec.target.version {
+            TargetVersion::Active => active,
+            TargetVersion::Digest(digest) => Some(digest.as_str()),
+        };
+        Arc::new(PluginTarget {
+            loader: Arc::clone(&self.0),
+            name: spec.target.plugin.clone(),
+            slot: digest.map(|digest| self.0.slot(&trigger.project, digest)),
+            view: Arc::new(TriggerView {
+                name: trigger.name.clone(),
+                config: spec.config.clone(),
+                emit: spec.grants.emit.clone(),
+                state: spec.grants.state,
+                memory: spec.limits.memory,
+            }),
+        })
+    }
+}
+
+struct PluginTarget {
+    loader: Arc<Loader>,
+    name: String,
+    slot: Option<Arc<Slot>>,
+    view: Arc<TriggerView>,
+}
+
+impl PluginTarget {
+    async fn plugin(&self) -> Result<Arc<Plugin>, String> {
+        match &self.slot {
+            // Past the first call, with no more than a look.
+            Some(slot) => match slot.plugin.get() {
+                Some(plugin) => Ok(Arc::clone(plugin)),
+                None => self.loader.load(slot).await,
+            },
+            None => Err("there is no such plugin".into()),
+        }
+    }
+}
+
+#[async_trait]
+impl Target for PluginTarget {
+    async fn deliver(&self, request: Request) -> Report {
+        let digest = self.slot.as_ref().map(|slot| slot.digest.clone());
+        let plugin = match self.plugin().await {
+            Ok(plugin) => plugin,
+            Err(why) => {
+                let why = format!("plugin `{}`: {why}", self.name);
+                return Report {
+                    result: Err(Failure::new(FailureKind::HostFault, why)),
+                    usage: Usage::default(),
+                    logs: Vec::new(),
+                    digest,
+                };
+            }
+        };
+        let report = plugin
+            .call(Call {
+                event: request.event,
+                trigger: Arc::clone(&self.view),
+                attempt: request.attempt,
+                max_attempts: request.max_attempts,
+                deadline: request.deadline,
+                idempotency_key: request.idempotency_key,
+                now_ms: request.now,
+                state: Arc::new(Reader(request.state)),
+            })
+            .await;
+        Report { result: report.result, usage: report.usage, logs: report.logs, digest }
+    }
+
+    async fn warm(&self) {
+        if let Err(error) = self.plugin().await {
+            tracing::warn!(plugin = self.name, error, "a plugin can't be loaded");
+        }
+    }
+}
+
+/// The router's state, as the sandbox reads it.
+struct Reader(Arc<dyn State>);
+
+#[async_trait]
+impl StateReader for Reader {
+    async fn get(&self, key: &str) -> Result<Option<Vec<u8>>, String> {
+        self.0.get(key).await
+    }
+
+    async fn keys(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<String>, String> {
+        self.0.keys(prefix, after, limit).await
+    }
+}

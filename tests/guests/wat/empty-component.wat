@@ -1,0 +1,2 @@
+;; A component with neither imports nor exports.
+(component)

@@ -1,0 +1,249 @@
+//! Who claims what, and for how long.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use outrigger::{
+    model::event::NewEvent,
+    store::{Held, HostId, Seam, Settled, Spill},
+};
+use uuid::Uuid;
+
+use super::bench::{Adding as _, Bench, Database, LONG, SHOP, done, failed, order, set, until};
+
+/// Runs out before anybody looks.
+const SHORT: Duration = Duration::from_millis(1);
+
+fn stranger() -> HostId {
+    HostId(Uuid::new_v4())
+}
+
+pub(super) async fn nobody_claims_without_the_lane(bench: &Bench) {
+    bench.record(&[order("a")]).await;
+    assert!(bench.claim().await.is_empty());
+    bench.hold().await;
+    let seams = bench.seams(0, 10).await;
+    let other = bench.store.claim_events(stranger(), &seams, LONG).await.expect("claims");
+    assert!(other.rows.is_empty());
+    assert_eq!(bench.claim().await.len(), 1);
+}
+
+pub(super) async fn lanes_are_taken_and_given_back(bench: &Bench) {
+    let other = stranger();
+    assert!(bench.store.take_lanes(other, 0, LONG).await.expect("takes").is_empty());
+    bench.hold().await;
+    let holders = bench.store.lane_holders().await.expect("tells");
+    assert!(holders.iter().all(|(_, host, ms)| *host == Some(bench.host) && *ms > 50_000));
+    assert_eq!(bench.store.lane_holder(0).await.expect("tells"), Some(bench.host));
+    assert_eq!(bench.store.renew_lanes(bench.host, LONG).await.expect("renews"), bench.lanes());
+    assert!(bench.store.renew_lanes(other, LONG).await.expect("renews").is_empty());
+    bench.store.yield_lanes(other, &bench.lanes()).await.expect("yields what it hasn't");
+    assert_eq!(bench.store.lane_holder(0).await.expect("tells"), Some(bench.host));
+    bench.store.yield_lanes(bench.host, &[0]).await.expect("yields");
+    assert_eq!(bench.store.lane_holder(0).await.expect("tells"), None);
+    assert_eq!(bench.store.take_lanes(other, 1, LONG).await.expect("takes"), [0]);
+    assert_eq!(bench.store.lane_holder(0).await.expect("tells"), Some(other));
+}
+
+pub(super) async fn a_held_lane_is_not_taken_anew(bench: &Bench) {
+    bench.hold().await;
+    let claimed = bench.claim_new(order("a")).await;
+    assert!(bench.store.take_lanes(bench.host, 9, LONG).await.expect("takes").is_empty());
+    if bench.database == Database::Postgres {
+        assert!(bench.store.take_lanes(stranger(), 9, LONG).await.expect("takes").is_empty());
+    }
+    bench.write(done(claimed)).await;
+}
+
+pub(super) async fn each_seam_has_its_limit(bench: &Bench) {
+    bench.hold().await;
+    let of = |project: &str, n: usize| NewEvent { project: project.into(), ..order(&n.to_string()) };
+    let events: Vec<_> = (0..20).flat_map(|n| [of("p", n), of("q", n)]).collect();
+    bench.record(&events).await;
+    let mut seams = bench.seams(0, 2).await;
+    seams.push(Seam { lane: 0, project: "nobody".into(), above: 0, limit: 5 });
+    let claimed = bench.store.claim_events(bench.host, &seams, LONG).await.expect("claims").rows;
+    for seam in &seams {
+        let mine = |e: &&outrigger::store::ClaimedEvent| {
+            e.event.project == seam.project && e.event.lane == seam.lane
+        };
+        let expected = if seam.project == "nobody" { 0 } else { 2 };
+        assert!(claimed.iter().filter(mine).count() <= expected, "{seam:?}");
+    }
+    let rest = bench.claim().await.len();
+    assert_eq!(claimed.len() + rest, 40);
+}
+
+pub(super) async fn rows_up_to_the_mark_are_left_out(bench: &Bench) {
+    bench.hold().await;
+    bench.record(&[order("a"), order("a"), order("a")]).await;
+    let seams = bench.seams(0, 1).await;
+    let first = bench.store.claim_events(bench.host, &seams, LONG).await.expect("claims").rows;
+    let mark = first[0].event.pk + 1;
+    let seams = bench.seams(mark, 9).await;
+    let third = bench.store.claim_events(bench.host, &seams, LONG).await.expect("claims").rows;
+    assert!(third.len() == 1 && third[0].event.pk > mark, "{third:?}");
+    let second = bench.claim().await;
+    assert!(second.len() == 1 && second[0].event.pk == mark, "{second:?}");
+}
+
+pub(super) async fn rows_come_in_order(bench: &Bench) {
+    bench.hold().await;
+    let events: Vec<_> = (0..50).map(|n| order(&(n % 7).to_string())).collect();
+    bench.record(&events).await;
+    let claimed = bench.claim().await;
+    assert_eq!(claimed.len(), 50);
+    assert!(claimed.iter().map(|e| e.event.pk).is_sorted());
+    assert!(claimed.iter().all(|e| e.claims == 1 && e.open.is_empty()));
+    assert!(claimed.iter().all(|e| e.claim.lane() == e.event.lane));
+}
+
+pub(super) async fn simultaneous_claims_share_the_rows(bench: &Bench) {
+    bench.hold().await;
+    let events: Vec<_> = (0..60).map(|_| order("a")).collect();
+    bench.record(&events).await;
+    let seams = bench.seams(0, 10).await;
+    let claims = (0..8).map(|_| bench.store.claim_events(bench.host, &seams, LONG));
+    let mut seen = BTreeSet::new();
+    for claimed in futures::future::join_all(claims).await {
+        let rows = claimed.expect("claims").rows;
+        assert!(rows.len() <= 10, "{} rows", rows.len());
+        assert!(rows.iter().all(|row| seen.insert(row.event.pk)), "claimed twice");
+    }
+}
+
+pub(super) async fn a_claim_that_ran_out_is_claimed_again(bench: &Bench) {
+    bench.hold().await;
+    bench.record(&[order("a")]).await;
+    let mut first = bench.claim_for(SHORT).await;
+    let mut second = Vec::new();
+    until(async || {
+        second = bench.claim().await;
+        !second.is_empty()
+    })
+    .await;
+    assert_eq!((second[0].claims, second.len()), (2, 1));
+    let late = done(first.remove(0)).state(set("k", "late"));
+    assert_eq!(bench.settle(vec![late]).await, [Settled::Lost]);
+    assert_eq!(bench.value("k").await, None);
+    bench.write(done(second.remove(0)).state(set("k", "in time"))).await;
+    assert_eq!(bench.value("k").await, Some(b"in time".to_vec()));
+}
+
+pub(super) async fn taking_lanes_voids_claims(bench: &Bench) {
+    let want = bench.lanes().len();
+    let taken = bench.store.take_lanes(bench.host, want, SHORT).await.expect("takes");
+    assert_eq!(taken.len(), want);
+    bench.record(&[order("a")]).await;
+    let first = bench.claim_one().await;
+    let other = stranger();
+    let mut count = 0;
+    until(async || {
+        count += bench.store.take_lanes(other, want, LONG).await.expect("takes").len();
+        count == want
+    })
+    .await;
+    let late = done(first).state(set("k", "v")).emit(vec![order("b")]).spill(failed());
+    assert_eq!(bench.settle(vec![late]).await, [Settled::Lost]);
+    assert_eq!(bench.value("k").await, None);
+    assert!(bench.claim().await.is_empty(), "the old holder claims nothing");
+    let seams = bench.seams(0, 9).await;
+    let second = bench.store.claim_events(other, &seams, LONG).await.expect("claims").rows;
+    assert_eq!(second.iter().map(|e| e.claims).collect::<Vec<_>>(), [2]);
+}
+
+pub(super) async fn renewed_claims_hold(bench: &Bench) {
+    bench.hold().await;
+    bench.record(&[order("a"), order("b")]).await;
+    let brief = Duration::from_millis(300);
+    let mut claimed = bench.claim_for(brief).await;
+    let lost = claimed.pop().expect("two");
+    let kept = claimed.pop().expect("two");
+    let held = bench.store.renew(&[&kept.claim], LONG).await.expect("renews");
+    assert_eq!(held, [Held::Yes]);
+    let mut again = Vec::new();
+    until(async || {
+        again = bench.claim().await;
+        !again.is_empty()
+    })
+    .await;
+    assert_eq!(again[0].event.pk, lost.event.pk);
+    let held = bench.store.renew(&[&lost.claim, &kept.claim], LONG).await.expect("renews");
+    assert_eq!(held, [Held::Lost, Held::Yes]);
+    assert!(bench.store.renew(&[], LONG).await.expect("renews").is_empty());
+    assert!(bench.claim().await.is_empty());
+}
+
+pub(super) async fn released_claims_were_never_made(bench: &Bench) {
+    bench.hold().await;
+    let claimed = bench.claim_new(order("a")).await;
+    bench.store.release(&[&claimed.claim]).await.expect("releases");
+    let again = bench.claim_one().await;
+    assert_eq!(again.claims, 1);
+    bench.store.release(&[&claimed.claim]).await.expect("releases nothing");
+    assert_eq!(bench.settle(vec![done(claimed)]).await, [Settled::Lost]);
+    bench.write(done(again).spill(failed())).await;
+    let delivery = bench.deliver().await.pop().expect("a delivery");
+    bench.store.release(&[&delivery.claim]).await.expect("releases");
+    assert_eq!(bench.deliver().await.pop().expect("it again").claims, 1);
+}
+
+pub(super) async fn scheduled_events_wait(bench: &Bench) {
+    bench.hold().await;
+    let now = bench.store.survey(&bench.lanes()).await.expect("surveys").now;
+    let event = NewEvent { available_at: Some(now + 600), ..order("a") };
+    bench.record(&[event, order("a")]).await;
+    assert_eq!(bench.claim_one().await.event.available_at, None);
+    let lanes = bench.lanes();
+    let shop = [SHOP.to_owned()];
+    let claim = async |projects: &[String]| {
+        bench.store.claim_scheduled(bench.host, &lanes, projects, 9, LONG).await.expect("claims")
+    };
+    let survey = bench.store.survey(&lanes).await.expect("surveys");
+    assert!(survey.scheduled_in.is_some_and(|ms| (0..=600).contains(&ms)), "{survey:?}");
+    until(async || bench.store.survey(&lanes).await.expect("surveys").scheduled_in == Some(0)).await;
+    assert!(claim(&["other".to_owned()]).await.rows.is_empty());
+    let claimed = claim(&shop).await;
+    assert_eq!(claimed.rows[0].event.available_at, Some(now + 600));
+    assert!(claimed.now >= now + 600);
+    bench.write(done(claimed.rows.into_iter().next().expect("one"))).await;
+    assert_eq!(bench.store.survey(&lanes).await.expect("surveys").scheduled_in, None);
+}
+
+pub(super) async fn the_longest_overdue_come_first(bench: &Bench) {
+    bench.hold().await;
+    let at = |ms| NewEvent { available_at: Some(ms), ..order("a") };
+    bench.record(&[at(3000), at(1000), at(2000)]).await;
+    let lanes = bench.lanes();
+    let shop = [SHOP.to_owned()];
+    let claim = async |limit| {
+        let claimed = bench.store.claim_scheduled(bench.host, &lanes, &shop, limit, LONG).await;
+        claimed.expect("claims").rows.iter().map(|e| e.event.available_at).collect::<Vec<_>>()
+    };
+    assert_eq!(claim(1).await, [Some(1000)]);
+    assert_eq!(claim(9).await, [Some(3000), Some(2000)], "in pk order");
+    let other = bench.store.claim_scheduled(stranger(), &lanes, &shop, 9, LONG).await;
+    assert!(other.expect("claims").rows.is_empty());
+}
+
+pub(super) async fn a_survey_finds_what_has_work(bench: &Bench) {
+    bench.hold().await;
+    let lanes = bench.lanes();
+    let of = |project: &str| NewEvent { project: project.into(), ..order("a") };
+    bench.record(&[of("r"), of("p"), of("p"), of("q")]).await;
+    let survey = bench.store.survey(&lanes).await.expect("surveys");
+    let mut projects: Vec<_> = survey.seams.iter().map(|seam| &*seam.1).collect();
+    projects.sort_unstable();
+    assert_eq!(projects, ["p", "q", "r"]);
+    assert!(bench.store.survey(&[]).await.expect("surveys").seams.is_empty());
+    let claimed = bench.claim().await;
+    assert_eq!(bench.store.survey(&lanes).await.expect("surveys").seams, survey.seams);
+    let spills = ["b", "a"].map(|name| Spill { trigger: name.into(), ..failed() });
+    let group = claimed.into_iter().map(|e| spills.iter().fold(done(e), |s, spill| s.spill(spill.clone())));
+    bench.settle(group.collect()).await;
+    let survey = bench.store.survey(&lanes).await.expect("surveys");
+    assert!(survey.seams.is_empty());
+    let mut pairs = survey.deliveries;
+    pairs.sort_unstable();
+    let pairs: Vec<_> = pairs.iter().map(|(p, t)| format!("{p}/{t}")).collect();
+    assert_eq!(pairs, ["p/a", "p/b", "q/a", "q/b", "r/a", "r/b"]);
+}

@@ -1,0 +1,161 @@
+//! Host processes: the built program, run as its user would.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+/// The admin key of every test host.
+pub const KEY: &str = "or_test_0123456789abcdef0123456789abcdef";
+
+/// A running `outrigger serve`; killed when it is dropped.
+pub struct Host {
+    child: Child,
+    url: String,
+    client: reqwest::Client,
+}
+
+impl Host {
+    /// Starts a host on a database.
+    pub async fn start(database: &str) -> Self {
+        Self::with(database, &[]).await
+    }
+
+    /// Starts a host with further settings, as environment variables.
+    pub async fn with(database: &str, settings: &[(&str, &str)]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_outrigger"))
+            .arg("serve")
+            .env("OUTRIGGER_DATABASE_URL", database)
+            .env("OUTRIGGER_LISTEN", "127.0.0.1:0")
+            .env("OUTRIGGER_ADMIN_KEY", KEY)
+            .envs(settings.iter().copied())
+            .current_dir(std::env::temp_dir())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let url = tokio::task::spawn_blocking(move || {
+            out.lines().map_while(Result::ok).find_map(|line| {
+                let (_, rest) = line.split_once("listens on ")?;
+                Some(rest.split([',', ' ']).next()?.to_owned())
+            })
+        });
+        let url = url.await.unwrap().expect("the host says where it listens");
+        let client = client();
+        Self { child, url, client }
+    }
+
+    /// Sends a request and answers status and JSON body.
+    pub async fn send(&self, method: Method, path: &str, body: Option<Value>) -> (StatusCode, Value) {
+        let mut request =
+            self.client.request(method, format!("{}{path}", self.url)).bearer_auth(KEY);
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        let response = request.send().await.unwrap();
+        let status = response.status();
+        let text = response.text().await.unwrap();
+        (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+
+    /// Sends a request that must succeed.
+    pub async fn ok(&self, method: Method, path: &str, body: Option<Value>) -> Value {
+        let (status, answer) = self.send(method.clone(), path, body).await;
+        assert!(status.is_success(), "{method} {path}: {status} {answer}");
+        answer
+    }
+
+    /// `GET`, which must succeed.
+    pub async fn get(&self, path: &str) -> Value {
+        self.ok(Method::GET, path, None).await
+    }
+
+    /// Creates a project and puts the probe in it.
+    pub async fn project(&self, name: &str) {
+        self.ok(Method::PUT, &format!("/v1/projects/{name}"), Some(json!({}))).await;
+        self.push(name, "probe", crate::guests::probe()).await;
+    }
+
+    /// Uploads a plugin.
+    pub async fn push(&self, project: &str, name: &str, component: Vec<u8>) {
+        let url = format!("{}/v1/projects/{project}/plugins/{name}?activate=true", self.url);
+        let response =
+            self.client.put(url).bearer_auth(KEY).body(component).send().await.unwrap();
+        let status = response.status();
+        assert!(status.is_success(), "{status} {}", response.text().await.unwrap());
+    }
+
+    /// Puts a trigger.
+    pub async fn trigger(&self, project: &str, name: &str, document: Value) {
+        let path = format!("/v1/projects/{project}/triggers/{name}");
+        self.ok(Method::PUT, &path, Some(document)).await;
+    }
+
+    /// Counts of a project.
+    pub async fn status(&self, project: &str) -> Value {
+        self.get(&format!("/v1/projects/{project}/status")).await
+    }
+
+    /// Kills the process, as a crash would.
+    pub fn kill(&mut self) {
+        // Whoever is gone already needs no killing.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for the process to end and answers its exit code.
+    pub async fn exit_code(&mut self, at_most: Duration) -> Option<i32> {
+        let end = Instant::now() + at_most;
+        while Instant::now() < end {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("the host still runs after {at_most:?}");
+    }
+
+    /// Where it listens.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A client; the provider of cryptography is installed once.
+pub fn client() -> reqwest::Client {
+    // A second time in one process is refused, and needn't be done.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().timeout(Duration::from_secs(60)).build().unwrap()
+}
+
+/// Waits until something holds, and says what was there when it never did.
+pub async fn eventually<T: std::fmt::Debug>(
+    what: &str,
+    at_most: Duration,
+    mut look: impl AsyncFnMut() -> Result<(), T>,
+) {
+    let end = Instant::now() + at_most;
+    loop {
+        match look().await {
+            Ok(()) => return,
+            Err(seen) if Instant::now() > end => panic!("{what}: after {at_most:?} {seen:?}"),
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}

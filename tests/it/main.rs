@@ -1,0 +1,15 @@
+//! Tests on real parts: components built from source, SQLite, and the
+//! PostgreSQL cluster that `scripts/test` starts.
+#![expect(clippy::unwrap_used, reason = "a test that can't go on has failed")]
+
+mod api;
+mod cli;
+mod conformance;
+mod database;
+mod guests;
+mod hosts;
+mod layers;
+mod recording;
+mod router;
+mod sandbox;
+mod scenarios;
