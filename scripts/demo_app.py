@@ -65,8 +65,12 @@ def show(title, value):
         print(f"    {line}")
 
 
+def details_of(event):
+    return get(f"/events/{event['messageId']}")
+
+
 def log_of(event):
-    details = get(f"/events/{event['messageId']}")
+    details = details_of(event)
     return [
         f"[{attempt['trigger']}] {line['level']}: {line['text']}"
         for attempt in details["attempts"]
@@ -89,7 +93,7 @@ def main():
         "handled follow-up event",
         lambda: events("eventName=customer.milestone&status=dispatched"),
     )[0]
-    show("the follow-up event that the trigger emitted", [json.dumps(milestone["payload"])])
+    show("the follow-up event that the trigger emitted", [json.dumps(details_of(milestone)["payload"])])
     show("the log of the second trigger, which handled it", log_of(milestone))
 
     run("BEGIN;" + ORDER.format(order="o-rolled-back", total=9000) + "ROLLBACK;")

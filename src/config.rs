@@ -327,7 +327,7 @@ fn parse(file: &Path, text: &str) -> Result<toml::Table, ConfigError> {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));
         ConfigError::Syntax {
             file: file.display().to_string(),
-            line: 1 + text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count(),
+            line: 1 + text.bytes().take(start).filter(|byte| *byte == b'\n').count(),
             why: error.message().to_owned(),
         }
     })

@@ -100,13 +100,10 @@ impl Inbox {
     /// # Errors
     /// When the name is not safe in SQL: lower-case letters, digits and `_`.
     pub fn with_table(name: &str) -> Result<Self, InboxError> {
-        match name.parse::<Prefix>() {
-            Ok(safe) => Ok(Self { table: safe.to_string() }),
-            Err(_) => {
-                let why = format!("`{name}` is no safe table name: up to 40 of a-z, 0-9 and _");
-                Err(Invalid::new("table", why).into())
-            }
-        }
+        let safe: Prefix = name.parse().map_err(|_| {
+            Invalid::new("table", format!("`{name}` is no safe name: up to 40 of a-z, 0-9 and _"))
+        })?;
+        Ok(Self { table: safe.to_string() })
     }
 
     /// Creates the table unless it is there.

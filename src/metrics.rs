@@ -220,11 +220,7 @@ impl Metrics {
         }
         registry.register("calls", "Calls of triggers, by outcome", self.calls.clone());
         registry.register("call_seconds", "Time that a call took", self.call_seconds.clone());
-        registry.register(
-            "call_cpu_seconds",
-            "Processor time of calls",
-            self.cpu_seconds.clone(),
-        );
+        registry.register("call_cpu_seconds", "Processor time of calls", self.cpu_seconds.clone());
         registry.register("stalled", "1 if the router gets nothing done", self.stalled.clone());
         registry.register("held_rows", "Rows that this host holds", self.held.clone());
     }
@@ -274,8 +270,8 @@ impl TriggerMetrics {
 /// From a tenth of a millisecond to a minute.
 fn seconds() -> Histogram {
     Histogram::new([
-        0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
-        5.0, 10.0, 30.0, 60.0,
+        0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
+        2.5, 5.0, 10.0, 30.0, 60.0,
     ])
 }
 

@@ -16,7 +16,7 @@
 //!     .await?;
 //! let event = NewEvent {
 //!     dedup_key: Some("place-o-1".into()),
-//!     // Triggers see it as the attribute of that name.
+//!     // Triggers find it among the event's meta.
 //!     meta: Some(r#"{"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}"#.into()),
 //!     ..NewEvent::new("shop", "order", "o-1", "order.placed", r#"{"total": 1200}"#)
 //! };

@@ -7,21 +7,27 @@
 
 CREATE TABLE {p}outbox (
     pk             INTEGER PRIMARY KEY AUTOINCREMENT,
-    message_id     TEXT NOT NULL DEFAULT (
+    message_id     TEXT NOT NULL COLLATE NOCASE DEFAULT (
         lower(hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' || substr(hex(randomblob(2)), 2)
         || '-' || substr('89ab', 1 + (abs(random()) % 4), 1) || substr(hex(randomblob(2)), 2)
         || '-' || hex(randomblob(6)))
+    ) CHECK (message_id GLOB replace('xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx', 'x', '[0-9a-fA-F]')),
+    -- A column's type is no more than a wish: what isn't text is refused here.
+    project_id     TEXT NOT NULL CHECK (typeof(project_id) = 'text' AND project_id <> ''),
+    resource       TEXT NOT NULL CHECK (typeof(resource) = 'text' AND resource <> ''),
+    aggregate_id   TEXT NOT NULL CHECK (typeof(aggregate_id) = 'text' AND aggregate_id <> ''),
+    event_name     TEXT NOT NULL CHECK (typeof(event_name) = 'text' AND event_name <> ''),
+    schema_version INTEGER NOT NULL DEFAULT 1
+        CHECK (typeof(schema_version) = 'integer' AND schema_version BETWEEN 0 AND 2147483647),
+    payload_json   TEXT NOT NULL CHECK (typeof(payload_json) = 'text' AND json_valid(payload_json)),
+    meta_json      TEXT CHECK (
+        meta_json IS NULL
+        OR (typeof(meta_json) = 'text' AND json_valid(meta_json) AND json_type(meta_json) = 'object')
     ),
-    project_id     TEXT NOT NULL CHECK (project_id <> ''),
-    resource       TEXT NOT NULL CHECK (resource <> ''),
-    aggregate_id   TEXT NOT NULL CHECK (aggregate_id <> ''),
-    event_name     TEXT NOT NULL CHECK (event_name <> ''),
-    schema_version INTEGER NOT NULL DEFAULT 1 CHECK (schema_version BETWEEN 0 AND 2147483647),
-    payload_json   TEXT NOT NULL CHECK (json_valid(payload_json)),
-    meta_json      TEXT CHECK (meta_json IS NULL OR (json_valid(meta_json) AND json_type(meta_json) = 'object')),
-    dedup_key      TEXT,
-    created_at     INTEGER NOT NULL DEFAULT (CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)),
-    available_at   INTEGER,
+    dedup_key      TEXT CHECK (typeof(dedup_key) IN ('text', 'null')),
+    created_at     INTEGER NOT NULL DEFAULT (CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER))
+        CHECK (typeof(created_at) = 'integer'),
+    available_at   INTEGER CHECK (typeof(available_at) IN ('integer', 'null')),
     lane           INTEGER NOT NULL DEFAULT 0 CHECK (lane = 0),
     claims         INTEGER NOT NULL DEFAULT 0,
     claim_id       TEXT,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use axum::{
-    extract::{RawPathParams, Request, State},
+    extract::{RawPathParams, Request, State, rejection::RawPathParamsRejection},
     http::{HeaderMap, header},
     middleware::Next,
 };
@@ -62,11 +62,13 @@ pub fn generate_key() -> Result<String, NoRandomness> {
 /// projects, and those below its own project with a key for one.
 pub(super) async fn check(
     State(app): State<Shared>,
-    params: RawPathParams,
+    params: Result<RawPathParams, RawPathParamsRejection>,
     request: Request,
     next: Next,
 ) -> Answer {
-    if let Some(own) = scope(&app, request.headers()).await? {
+    let scope = scope(&app, request.headers()).await?;
+    let params = params.map_err(|error| Problem::new(Kind::BadPath, error.body_text()))?;
+    if let Some(own) = scope {
         let meant = params.iter().find(|(name, _)| *name == "project").map(|(_, value)| value);
         if meant != Some(own.as_str()) {
             let detail = format!("this key is for the project `{own}` alone");
@@ -100,11 +102,8 @@ fn bearer(headers: &HeaderMap) -> Answer<&str> {
         Problem::new(Kind::MissingKey, detail)
     };
     let value = headers.get(header::AUTHORIZATION).ok_or_else(missing)?;
-    let (scheme, key) = value
-        .to_str()
-        .ok()
-        .and_then(|text| text.split_once(' '))
-        .ok_or_else(missing)?;
+    let (scheme, key) =
+        value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(missing)?;
     if scheme.eq_ignore_ascii_case("bearer") { Ok(key.trim()) } else { Err(missing()) }
 }
 

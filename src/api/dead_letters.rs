@@ -92,10 +92,7 @@ async fn list(
     Ok(Answered(Items::page(page, DeadLetter::from)))
 }
 
-async fn requeue(
-    State(app): State<Shared>,
-    Path((project, id)): Path<(String, i64)>,
-) -> Answer {
+async fn requeue(State(app): State<Shared>, Path((project, id)): Path<(String, i64)>) -> Answer {
     projects::existing(&app, &project).await?;
     match app.api.store.requeue(&project, id).await? {
         Requeued::Yes => {
@@ -122,7 +119,7 @@ fn unknown(id: i64) -> Problem {
 /// Which dead letters are meant: all of the project if nothing is said, which
 /// must be said as `{}`.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, expecting = "a filter as an object")]
 struct Bulk {
     trigger: Option<String>,
     event_name: Option<String>,

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, str::FromStr};
 
 use axum::{
-    extract::{FromRequest, FromRequestParts, Request, path::ErrorKind, rejection::JsonRejection},
     extract::rejection::PathRejection,
+    extract::{FromRequest, FromRequestParts, Request, path::ErrorKind, rejection::JsonRejection},
     http::{HeaderMap, Uri, header, request::Parts},
 };
 use serde::de::DeserializeOwned;
@@ -233,7 +233,9 @@ mod tests {
         let params = read("limit=5&flag=true").unwrap_or_else(|_| panic!("a good query"));
         assert_eq!(params.parse::<u32>("limit", "a number").ok().flatten(), Some(5));
         assert!(matches!(params.flag("flag"), Ok(true)));
-        for (query, named) in [("limits=5", "`limits`"), ("limit=1&limit=2", "`limit`"), ("%00", "U+0000")] {
+        for (query, named) in
+            [("limits=5", "`limits`"), ("limit=1&limit=2", "`limit`"), ("%00", "U+0000")]
+        {
             let Err(problem) = read(query) else { panic!("{query}") };
             let detail = problem.document()["detail"].to_string();
             assert!(detail.contains(named), "{query}: {detail}");

@@ -2,12 +2,7 @@
 
 use std::time::Duration;
 
-use axum::{
-    Json as Answered,
-    extract::State,
-    http::header,
-    response::IntoResponse as _,
-};
+use axum::{Json as Answered, extract::State, http::header, response::IntoResponse as _};
 use serde_json::{Value, json};
 
 use super::{

@@ -32,7 +32,7 @@ pub(super) fn routes(routes: Routes) -> Routes {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, expecting = "a key as an object")]
 struct Body {
     role: Role,
     project: Option<String>,

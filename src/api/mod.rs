@@ -153,7 +153,7 @@ pub async fn serve(
     };
     let work = operations::work(&app);
     tokio::select! {
-        (served, ()) = async { tokio::join!(server.into_future(), work) } => served,
+        (end, ()) = async { tokio::join!(server.into_future(), work) } => end,
         () = too_late => {
             tracing::warn!(grace_seconds = grace.as_secs_f64(), "calls were cut off");
             Ok(())
@@ -197,7 +197,8 @@ fn all_routes() -> Routes {
 
 async fn unknown_path(uri: Uri) -> Problem {
     let path = uri.path();
-    Problem::new(Kind::UnknownPath, format!("nothing is at `{path}`; `/openapi.json` lists the calls"))
+    let detail = format!("nothing is at `{path}`; `/openapi.json` lists the calls");
+    Problem::new(Kind::UnknownPath, detail)
 }
 
 async fn method_not_allowed(method: Method, uri: Uri) -> Problem {

@@ -100,8 +100,10 @@ mod tests {
             assert!(used.contains(&format!("#/components/schemas/{name}")), "{name} isn't used");
         }
         for (path, item) in document["paths"].as_object().expect("paths") {
-            let names: Vec<&str> =
-                path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}')).collect();
+            let names: Vec<&str> = path
+                .split('/')
+                .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+                .collect();
             let given: Vec<&str> = item["parameters"]
                 .as_array()
                 .into_iter()

@@ -21,9 +21,11 @@ const BATCH: u32 = 200;
 const RETRY: Duration = Duration::from_secs(1);
 
 pub(super) fn routes(routes: Routes) -> Routes {
-    routes
-        .get("/v1/projects/{project}/operations/{id}", &[], get)
-        .post("/v1/projects/{project}/operations/{id}/cancel", &[], cancel)
+    routes.get("/v1/projects/{project}/operations/{id}", &[], get).post(
+        "/v1/projects/{project}/operations/{id}/cancel",
+        &[],
+        cancel,
+    )
 }
 
 async fn get(

@@ -48,9 +48,9 @@ pub(super) fn limit(params: &Params) -> Answer<Option<u32>> {
 
 fn cursor(params: &Params) -> Answer<Option<i64>> {
     let Some(text) = params.text("cursor") else { return Ok(None) };
-    let position = text.strip_prefix('p').and_then(|hex| i64::from_str_radix(hex, 16).ok());
+    let position = text.strip_prefix('p').and_then(|hex| u64::from_str_radix(hex, 16).ok());
     match position {
-        Some(position) => Ok(Some(position)),
+        Some(position) => Ok(Some(position.cast_signed())),
         None => Err(extract::wrong("cursor", &text, "the `next` of an earlier page")),
     }
 }
@@ -70,7 +70,11 @@ impl<T> Items<T> {
 
     /// A part of a short list that is sorted by `name`: all of it unless the
     /// query says otherwise.
-    pub(super) fn sorted(all: Vec<T>, params: &Params, name: impl Fn(&T) -> String) -> Answer<Self> {
+    pub(super) fn sorted(
+        all: Vec<T>,
+        params: &Params,
+        name: impl Fn(&T) -> String,
+    ) -> Answer<Self> {
         let limit = limit(params)?.map_or(usize::MAX, |limit| limit as usize);
         let after = params.text("cursor");
         let skipped = |item: &T| after.as_ref().is_some_and(|after| name(item) <= *after);

@@ -63,7 +63,8 @@ impl From<Plugin> for PluginView {
     fn from(plugin: Plugin) -> Self {
         let active = plugin.versions.iter().find(|version| version.active);
         let active = active.map(|version| version.info.digest.clone());
-        let version = |PluginVersion { info, active, created_at }| Version { info, active, created_at };
+        let version =
+            |PluginVersion { info, active, created_at }| Version { info, active, created_at };
         Self {
             name: plugin.name,
             active,
@@ -97,7 +98,7 @@ async fn put(
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a digest as an object")]
 struct Activate {
     digest: String,
 }

@@ -173,10 +173,7 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let mut response = (self.status(), self.document().to_string()).into_response();
         let headers = response.headers_mut();
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/problem+json"),
-        );
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Some((name, value)) = self.kind.header() {
             headers.insert(name, HeaderValue::from_static(value));
         }
@@ -202,5 +199,43 @@ impl From<StoreError> for Problem {
         };
         tracing::warn!(error = &error as &(dyn std::error::Error + 'static), "a request failed");
         Self::new(Kind::Unavailable, detail)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_that_is_away_may_be_asked_again() {
+        for error in [
+            StoreError::Unavailable("postgres://user:secret@db".into()),
+            StoreError::Busy("locked".into()),
+            StoreError::Full("no space".into()),
+        ] {
+            let problem = Problem::from(error);
+            let document = problem.document().to_string();
+            assert!(!document.contains("secret"), "{document}");
+            let response = problem.into_response();
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(response.headers()[header::RETRY_AFTER], "1");
+        }
+        let problem = Problem::from(StoreError::Refused("near \"SELEC\"".into()));
+        assert_eq!(problem.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(!problem.document().to_string().contains("SELEC"));
+    }
+
+    #[test]
+    fn a_document_has_its_members_and_more() {
+        let document = Problem::field("retry.max", "is too long").with("limit", 5).document();
+        let expected = serde_json::json!({
+            "type": "urn:outrigger:problem:invalid",
+            "title": "A field is wrong",
+            "status": 422,
+            "detail": "`retry.max` is too long",
+            "field": "retry.max",
+            "limit": 5,
+        });
+        assert_eq!(document, expected);
     }
 }

@@ -44,7 +44,7 @@ async fn list(State(app): State<Shared>, params: Params) -> Answer<Answered<Item
 
 /// A project has nothing to set yet.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a project as an object")]
 struct Body {}
 
 async fn put(
@@ -86,7 +86,8 @@ async fn delete(State(app): State<Shared>, Path(name): Path<String>) -> Answer<R
     let store = &app.api.store;
     let status = app.status.fresh(&app.api).await?;
     let counts = status.projects.get(&name);
-    let (plugins, triggers) = (store.plugins(&name).await?.len(), store.triggers(&name).await?.len());
+    let (plugins, triggers) =
+        (store.plugins(&name).await?.len(), store.triggers(&name).await?.len());
     let keys = store.keys().await?.iter().filter(|key| key.project.as_ref() == Some(&name)).count();
     let existed = store.project(&name).await?.is_some();
     if !existed && counts.is_none() {

@@ -20,10 +20,11 @@ use crate::store::{HostInfo, ProjectCounts, Status, TriggerCounts};
 const FRESH: Duration = Duration::from_secs(1);
 
 pub(super) fn routes(routes: Routes) -> Routes {
-    routes
-        .get("/v1/status", &[], all)
-        .get("/v1/projects/{project}/status", &[], one)
-        .get("/v1/hosts", &["limit", "cursor"], hosts)
+    routes.get("/v1/status", &[], all).get("/v1/projects/{project}/status", &[], one).get(
+        "/v1/hosts",
+        &["limit", "cursor"],
+        hosts,
+    )
 }
 
 /// The last counts. Whoever finds them too old counts again, the others wait

@@ -1,11 +1,6 @@
 //! Triggers: put, paused, resumed, deleted, and what they keep.
 
-use axum::{
-    Json as Answered,
-    extract::State,
-    http::StatusCode,
-    response::IntoResponse as _,
-};
+use axum::{Json as Answered, extract::State, http::StatusCode, response::IntoResponse as _};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -132,7 +127,7 @@ async fn get(
 }
 
 #[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a pause as an object")]
 struct Pause {
     reason: String,
 }

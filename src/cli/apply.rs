@@ -48,7 +48,7 @@ struct Document {
 struct Change {
     kind: &'static str,
     name: String,
-    change: &'static str,
+    done: &'static str,
 }
 
 impl Apply {
@@ -65,7 +65,9 @@ impl Apply {
             let step = Step { client: &client, project, dry_run: self.dry_run };
             let mut say = |change: Change| {
                 if !context.out.is_json() {
-                    context.out.line(format_args!("{:<9} {} {}", change.change, change.kind, change.name));
+                    context
+                        .out
+                        .line(format_args!("{:<9} {} {}", change.done, change.kind, change.name));
                 }
                 changes.push(change);
             };
@@ -96,7 +98,7 @@ impl Step<'_> {
     async fn project(&self) -> Result<Change> {
         let path = ["projects", self.project];
         let found = self.client.find(self.client.call(Method::GET, &path)?).await?;
-        let change = match found {
+        let done = match found {
             Some(_) => "unchanged",
             None if self.dry_run => "created",
             None => {
@@ -104,7 +106,7 @@ impl Step<'_> {
                 "created"
             }
         };
-        Ok(Change { kind: "project", name: self.project.to_owned(), change })
+        Ok(Change { kind: "project", name: self.project.to_owned(), done })
     }
 
     async fn plugin(&self, name: &str, path: &Path) -> Result<Change> {
@@ -113,31 +115,31 @@ impl Step<'_> {
         let there = ["projects", self.project, "plugins", name];
         let found = self.client.find(self.client.call(Method::GET, &there)?).await?;
         let active = found.as_ref().and_then(|plugin| plugin.value()["active"].as_str());
-        let change = match active {
+        let done = match active {
             Some(active) if active == digest => "unchanged",
             Some(_) => "changed",
             None => "created",
         };
-        if change != "unchanged" && !self.dry_run {
+        if done != "unchanged" && !self.dry_run {
             plugins::upload(self.client, self.project, name, bytes, &[("activate", true)]).await?;
         }
-        Ok(Change { kind: "plugin", name: name.to_owned(), change })
+        Ok(Change { kind: "plugin", name: name.to_owned(), done })
     }
 
     async fn trigger(&self, name: &str, spec: &Value) -> Result<Change> {
         let path = ["projects", self.project, "triggers", name];
         let found = self.client.find(self.client.call(Method::GET, &path)?).await?;
         let there = found.as_ref().map(|trigger| &trigger.value()["spec"]);
-        let change = match there {
+        let done = match there {
             Some(there) if same(there, spec) => "unchanged",
             Some(_) => "changed",
             None => "created",
         };
-        if change != "unchanged" && !self.dry_run {
+        if done != "unchanged" && !self.dry_run {
             let answer = self.client.put(&path, spec).await?;
             debug_assert!(matches!(answer.status, StatusCode::OK | StatusCode::CREATED));
         }
-        Ok(Change { kind: "trigger", name: name.to_owned(), change })
+        Ok(Change { kind: "trigger", name: name.to_owned(), done })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The HTTP interface, as commands call it.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use reqwest::{Method, RequestBuilder, StatusCode, Url, redirect};
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
 /// How long a call may take that isn't said to take long.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A connection to one host.
 pub(super) struct Client {
@@ -110,7 +110,7 @@ impl Client {
         let response = request.send().await.map_err(|error| self.unreachable(error))?;
         let status = response.status();
         let text = response.text().await.context("the answer broke off")?;
-        let value = serde_json::from_str(&text).unwrap_or_default();
+        let value = value_of(&text);
         if status.is_success() && !text.is_empty() && value == Value::Null {
             bail!("{} answers, but not as an Outrigger host does: is the URL right?", self.base);
         }
@@ -154,17 +154,29 @@ impl Answer {
         &self.text
     }
 
-    /// The answer as a value; numbers beyond 64 bits lose digits.
+    /// The answer as a value; numbers beyond 64 bits lose digits, and a member
+    /// with one that no float can hold is a text.
     pub(super) fn value(&self) -> &Value {
         &self.value
     }
 
     /// One member of the answer, to the letter.
     pub(super) fn raw(&self, member: &str) -> Option<String> {
-        let members: std::collections::BTreeMap<String, Box<RawValue>> =
-            serde_json::from_str(&self.text).ok()?;
-        Some(members.get(member)?.get().to_owned())
+        members(&self.text)?.remove(member).map(|raw| raw.get().to_owned())
     }
+}
+
+fn members(object: &str) -> Option<BTreeMap<String, Box<RawValue>>> {
+    serde_json::from_str(object).ok()
+}
+
+/// The value of a JSON text, null if it is none.
+fn value_of(text: &str) -> Value {
+    let lenient = |raw: &RawValue| serde_json::from_str::<String>(raw.get()).unwrap_or_else(|_| raw.get().into());
+    serde_json::from_str(text).unwrap_or_else(|_| match members(text) {
+        Some(members) => members.into_iter().map(|(name, raw)| (name, lenient(&raw))).collect(),
+        None => Value::Null,
+    })
 }
 
 /// A proxy is for hosts elsewhere.
@@ -200,6 +212,14 @@ mod tests {
         for base in ["localhost:8080", "ftp://h", "h", "data:x"] {
             assert!(Client::new(base, None).is_err(), "{base}");
         }
+    }
+
+    #[test]
+    fn an_answer_with_a_number_beyond_floats_is_one() {
+        let value = value_of(r#"{"status": "pending", "payload": {"n": 1e400}}"#);
+        assert_eq!(value["status"], "pending");
+        assert_eq!(value["payload"], r#"{"n": 1e400}"#);
+        assert_eq!(value_of("<html>"), Value::Null);
     }
 
     #[test]

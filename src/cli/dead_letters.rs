@@ -158,7 +158,8 @@ impl Which {
     }
 
     fn body(&self) -> Map<String, Value> {
-        let filter = self.filter.members().map(|(name, value)| (name, value.clone().map(Value::from)));
+        let filter =
+            self.filter.members().map(|(name, value)| (name, value.clone().map(Value::from)));
         let rest = [
             ("since", self.since.map(|time| time.0.into())),
             ("until", self.until.map(|time| time.0.into())),

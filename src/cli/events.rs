@@ -1,6 +1,9 @@
 //! `outrigger events`.
 
-use std::{path::{Path, PathBuf}, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
@@ -169,8 +172,7 @@ impl Events {
 impl Publish {
     async fn run(self, context: &Context) -> Result<ExitCode> {
         let (client, out) = (context.client()?, context.out);
-        let request =
-            client.call(Method::POST, &["projects", context.project()?, "events"])?;
+        let request = client.call(Method::POST, &["projects", context.project()?, "events"])?;
         let mut request = request.header(CONTENT_TYPE, "application/json").body(self.body()?);
         if let Some(wait) = self.wait {
             let patience = wait.get() + std::time::Duration::from_secs(30);
@@ -245,7 +247,9 @@ fn receipt(out: Output, answer: &Answer) {
         let said = |value: &Value| clean(value.as_str().unwrap_or_default());
         match &item["error"] {
             Value::Null => out.line(said(&item["messageId"])),
-            error => out.line(format_args!("{}: {}", said(&error["title"]), said(&error["detail"]))),
+            error => {
+                out.line(format_args!("{}: {}", said(&error["title"]), said(&error["detail"])));
+            }
         }
     }
 }
@@ -296,7 +300,11 @@ fn show_attempt(out: Output, attempt: &Value) {
     }
     for log in attempt["logs"].as_array().into_iter().flatten() {
         let (level, source) = (text(&log["level"]), text(&log["source"]));
-        out.line(format_args!("  {:>9} us  {level:<5} {source:<6} {}", log["atUs"], text(&log["text"])));
+        out.line(format_args!(
+            "  {:>9} us  {level:<5} {source:<6} {}",
+            log["atUs"],
+            text(&log["text"])
+        ));
     }
 }
 

@@ -20,7 +20,7 @@ use crate::{
 #[derive(Debug, Subcommand)]
 pub(super) enum Keys {
     /// Make a key and print it, once; for one project with --project
-    /// (OUTRIGGER_PROJECT doesn't count here)
+    /// (`OUTRIGGER_PROJECT` doesn't count here)
     Create(Create),
     /// List keys, without their secrets
     List,

@@ -1,7 +1,7 @@
 //! The command line: one file per group of commands.
 //!
 //! `serve` and `migrate` are the host; the others talk to one through
-//! [`client`] and print what it answers through [`output`].
+//! `client` and print what it answers through `output`.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -44,16 +44,16 @@ pub struct Cli {
 
 #[derive(Debug, Args)]
 struct Shared {
-    /// Configuration file [OUTRIGGER_CONFIG; ./outrigger.toml if it exists]
+    /// Configuration file [`OUTRIGGER_CONFIG`; `./outrigger.toml` if it exists]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The host to talk to [OUTRIGGER_URL; http://127.0.0.1:8080]
+    /// The host to talk to [`OUTRIGGER_URL`; `http://127.0.0.1:8080`]
     #[arg(long, global = true, value_name = "URL", help_heading = "Talking to a host")]
     url: Option<String>,
-    /// API key [OUTRIGGER_KEY, else OUTRIGGER_ADMIN_KEY]
+    /// API key [`OUTRIGGER_KEY`, else `OUTRIGGER_ADMIN_KEY`]
     #[arg(long, global = true, value_name = "KEY", help_heading = "Talking to a host")]
     key: Option<Secret>,
-    /// Project [OUTRIGGER_PROJECT, where a command needs one]
+    /// Project [`OUTRIGGER_PROJECT`, where a command needs one]
     #[arg(long, global = true, value_name = "NAME", help_heading = "Talking to a host")]
     project: Option<String>,
     /// Print what the host answers, as JSON

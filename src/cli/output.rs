@@ -58,6 +58,12 @@ impl Output {
         }
     }
 
+    /// Prints a line if it can be printed.
+    #[expect(clippy::unused_self, reason = "nothing is printed but through a value of this type")]
+    pub(super) fn try_line(self, text: impl Display) {
+        let _ = writeln!(io::stdout(), "{text}");
+    }
+
     /// Prints what isn't a result, for people alone.
     pub(super) fn note(self, text: impl Display) {
         if !self.json {
@@ -85,7 +91,8 @@ impl Output {
     pub(super) fn table(self, items: &[Value], columns: &[Column]) {
         let heading = columns.iter().map(|column| column.0.to_owned()).collect();
         let cells = |item| columns.iter().map(|(_, at, show)| cell(item, at, *show)).collect();
-        let rows: Vec<Vec<String>> = std::iter::once(heading).chain(items.iter().map(cells)).collect();
+        let rows: Vec<Vec<String>> =
+            std::iter::once(heading).chain(items.iter().map(cells)).collect();
         let width = |n: usize| rows.iter().map(|row| row[n].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..columns.len()).map(width).collect();
         for row in &rows {
@@ -136,7 +143,8 @@ fn shorten(text: &str, max: usize) -> String {
 
 /// Text that came from elsewhere, without what a terminal would obey.
 pub(super) fn clean(text: &str) -> String {
-    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let escape =
+        |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(escape).collect()
 }
 

@@ -87,7 +87,7 @@ const VERSION: [Column; 6] = [
 ];
 
 /// How long an upload may take, compiling it included.
-const UPLOAD: Duration = Duration::from_secs(600);
+const UPLOAD: Duration = Duration::from_mins(10);
 
 impl Plugins {
     pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
@@ -119,7 +119,8 @@ impl Plugins {
                 let plugin = client.get(&[&path[..], &[&name]].concat()).await?;
                 let digest = complete(&name, &digest, versions(&plugin))?;
                 let body = json!({ "digest": digest });
-                let answer = client.post(&[&path[..], &[&name, "activate"]].concat(), &body).await?;
+                let answer =
+                    client.post(&[&path[..], &[&name, "activate"]].concat(), &body).await?;
                 if !out.json(&answer) {
                     out.line(format_args!("plugin {name} is at {digest}"));
                 }
@@ -179,8 +180,12 @@ fn complete<'a>(name: &str, start: &str, versions: &'a [Value]) -> Result<&'a st
     let mut found = digests.filter(|digest| !start.is_empty() && digest.starts_with(start));
     match (found.next(), found.next()) {
         (Some(digest), None) => Ok(digest),
-        (None, _) => bail!("the plugin `{name}` has no version `{start}`; `plugins show` lists them"),
-        (Some(_), Some(_)) => bail!("`{start}` begins more than one version of the plugin `{name}`"),
+        (None, _) => {
+            bail!("the plugin `{name}` has no version `{start}`; `plugins show` lists them")
+        }
+        (Some(_), Some(_)) => {
+            bail!("`{start}` begins more than one version of the plugin `{name}`")
+        }
     }
 }
 

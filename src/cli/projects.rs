@@ -58,7 +58,11 @@ impl Projects {
             }
             Self::List => {
                 let answer = client.get(&["projects"]).await?;
-                out.list(&answer, &COLUMNS, "There is no project: `outrigger projects create NAME`.");
+                out.list(
+                    &answer,
+                    &COLUMNS,
+                    "There is no project: `outrigger projects create NAME`.",
+                );
             }
             Self::Enable(Name { name }) => {
                 let answer = client.post(&["projects", &name, "enable"], &json!({})).await?;

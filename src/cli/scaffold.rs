@@ -69,7 +69,9 @@ fn check(name: &str) -> Result<()> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     let letter = name.starts_with(|c: char| c.is_ascii_alphabetic());
     if !letter || !name.chars().all(allowed) || name.len() > 64 {
-        bail!("`{name}` is no name for a plugin: up to 64 letters, digits, `-` and `_`, a letter first");
+        bail!(
+            "`{name}` is no name for a plugin: up to 64 letters, digits, `-` and `_`, a letter first"
+        );
     }
     Ok(())
 }

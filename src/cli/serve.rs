@@ -61,18 +61,19 @@ impl Serve {
 
 fn greet(out: Output, config: &Config, address: std::net::SocketAddr, key: Key) {
     let (version, database) = (env!("CARGO_PKG_VERSION"), &config.database.url);
-    out.line(format_args!("outrigger {version} listens on http://{address}, database {database}"));
-    match key {
-        Key::Configured => {}
-        Key::New(key) => out.line(format_args!(
-            "There was no admin key, so one was made. It is shown only now:\n\n    {key}\n\n\
+    let key = match key {
+        Key::Configured => String::new(),
+        Key::New(key) => format!(
+            "\nThere was no admin key, so one was made. It is shown only now:\n\n    {key}\n\n\
              Give it to commands as OUTRIGGER_KEY."
-        )),
-        Key::Stored => out.line(
-            "No admin key is configured; those made earlier work. If they are lost, \
-             `outrigger keys create --local` makes another.",
         ),
-    }
+        Key::Stored => "\nNo admin key is configured; those made earlier work. If they are lost, \
+             `outrigger keys create --local` makes another."
+            .to_owned(),
+    };
+    let text = format!("outrigger {version} listens on http://{address}, database {database}{key}");
+    // Nobody may be reading; the host runs all the same.
+    out.try_line(text);
 }
 
 /// Where the admin's key comes from.
@@ -102,9 +103,9 @@ async fn admin_key(config: &Config, store: &dyn Store) -> Result<Key> {
 /// Whether a key is stored that may do everything, for ever.
 async fn has_admin(store: &dyn Store) -> Result<bool> {
     let keys = store.keys().await?;
-    Ok(keys.iter().any(|key| {
-        key.role == Role::Admin && key.project.is_none() && key.expires_at.is_none()
-    }))
+    Ok(keys
+        .iter()
+        .any(|key| key.role == Role::Admin && key.project.is_none() && key.expires_at.is_none()))
 }
 
 /// Everything that runs.

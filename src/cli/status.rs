@@ -54,7 +54,8 @@ pub(super) async fn run(context: &Context) -> Result<ExitCode> {
         out.note("There is no project: `outrigger projects create NAME`.");
         return Ok(ExitCode::SUCCESS);
     }
-    let rows: Vec<Value> = projects.iter().map(|(name, counts)| project_row(name, counts)).collect();
+    let rows: Vec<Value> =
+        projects.iter().map(|(name, counts)| project_row(name, counts)).collect();
     out.table(&rows, &PROJECTS);
     let triggers: Vec<Value> =
         projects.iter().flat_map(|(name, counts)| trigger_rows(name, counts)).collect();

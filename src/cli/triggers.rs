@@ -12,7 +12,6 @@ use super::{
     output::{Column, Show},
 };
 
-
 #[derive(Debug, Subcommand)]
 pub(super) enum Triggers {
     /// Create or replace a trigger
@@ -146,7 +145,8 @@ impl Triggers {
                 }
             }
             Self::Resume(Name { name }) => {
-                let answer = client.post(&[&path[..], &[&name, "resume"]].concat(), &json!({})).await?;
+                let answer =
+                    client.post(&[&path[..], &[&name, "resume"]].concat(), &json!({})).await?;
                 if !out.json(&answer) {
                     out.line(format_args!("trigger {name} goes on"));
                 }

@@ -107,7 +107,9 @@ impl Environment {
                     let why = format!("`{text}` is no whole number");
                     ConfigError::Key { key: name.to_owned(), why }
                 })?,
-                List => text.split(',').map(|item| item.trim().to_owned()).collect::<Vec<_>>().into(),
+                List => {
+                    text.split(',').map(|item| item.trim().to_owned()).collect::<Vec<_>>().into()
+                }
             };
             // A section that isn't a table is refused when it is read.
             let section = table.entry(section).or_insert_with(|| toml::Table::new().into());

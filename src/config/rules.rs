@@ -58,7 +58,11 @@ fn ranges(config: &Config) -> Result<(), (&'static str, String)> {
             (second..=ten_years).contains(&events.retention),
             "is not between 1s and 3650days",
         ),
-        ("router.batch_size", (1..=10_000).contains(&router.batch_size), "is not between 1 and 10000"),
+        (
+            "router.batch_size",
+            (1..=10_000).contains(&router.batch_size),
+            "is not between 1 and 10000",
+        ),
         ("router.lease", (second..=hour).contains(&router.lease), "is not between 1s and 1h"),
         ("router.poll_interval", router.poll_interval >= milli, "is shorter than 1ms"),
         (

@@ -174,14 +174,20 @@ fn every_key_is_a_variable_too() {
     let keys_of = |section: &str| {
         let text = format!("[{section}]\nno_such_key = 1");
         let error = load(&text, &[]).expect_err(section);
-        let (_, keys) = error.split_once("expected one of ").or(error.split_once("expected ")).expect("keys");
+        let (_, keys) =
+            error.split_once("expected one of ").or(error.split_once("expected ")).expect("keys");
         let keys = keys.replace(" or ", ", ");
-        keys.split(", ").map(|key| format!("{section}.{}", key.trim_matches('`'))).collect::<Vec<_>>()
+        keys.split(", ")
+            .map(|key| format!("{section}.{}", key.trim_matches('`')))
+            .collect::<Vec<_>>()
     };
     let sections = ["database", "server", "events", "router", "sandbox", "log"];
     let keys: BTreeSet<_> = sections.iter().copied().flat_map(keys_of).collect();
     let listing = environment::listing();
-    let variables: BTreeSet<_> =
-        listing.lines().filter_map(|line| line.split_whitespace().nth(1)).map(str::to_owned).collect();
+    let variables: BTreeSet<_> = listing
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(1))
+        .map(str::to_owned)
+        .collect();
     assert_eq!(keys, variables);
 }

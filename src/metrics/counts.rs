@@ -49,7 +49,7 @@ fn projects(registry: &mut Registry, status: &Status) {
 
 fn triggers(registry: &mut Registry, status: &Status) {
     type Count = fn(&TriggerCounts) -> i64;
-    let states: [(&str, Count); 3] = [
+    let by_state: [(&str, Count); 3] = [
         ("ready", |counts| counts.retrying),
         ("blocked", |counts| counts.blocked),
         ("dead", |counts| counts.dead),
@@ -62,7 +62,7 @@ fn triggers(registry: &mut Registry, status: &Status) {
             let labels = [("project", escape(project)), ("trigger", escape(trigger))];
             done.get_or_create(&labels).inc_by(unsigned(counts.done));
             failed.get_or_create(&labels).inc_by(unsigned(counts.failed));
-            for (state, count) in states {
+            for (state, count) in by_state {
                 let [project, trigger] = labels.clone();
                 let labels = [project, trigger, ("state", state.to_owned())];
                 deliveries.get_or_create(&labels).set(count(counts));

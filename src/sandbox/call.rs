@@ -28,6 +28,7 @@ use crate::model::{
     outcome::{Failure, FailureKind},
     pattern::Pattern,
     plugin::PluginInfo,
+    trigger::Trigger,
     units::Bytes,
 };
 
@@ -67,6 +68,18 @@ pub struct TriggerView {
     pub state: bool,
     /// Memory of one call.
     pub memory: Bytes,
+}
+
+impl From<&Trigger> for TriggerView {
+    fn from(trigger: &Trigger) -> Self {
+        Self {
+            name: trigger.name.clone(),
+            config: trigger.spec.config.clone(),
+            emit: trigger.spec.grants.emit.clone(),
+            state: trigger.spec.grants.state,
+            memory: trigger.spec.limits.memory,
+        }
+    }
 }
 
 /// Reads the committed state of one trigger.

@@ -42,7 +42,7 @@ pub(super) fn explain(
     let text = match (trap, exit) {
         (_, Some(I32Exit(status))) => format!("the plugin exited with status {status}"),
         (Some(trap), None) => trap.to_string(),
-        (None, None) => error.root_cause().to_string(),
+        (None, None) => host_text(error, settings),
     };
     let (kind, message) = if trap == Some(&Trap::StackOverflow) {
         (FailureKind::Stack, "the plugin's calls went too deep: its stack is full".to_owned())
@@ -61,6 +61,16 @@ pub(super) fn explain(
     Failure::new(kind, storable(&message, MESSAGE_MAX))
 }
 
+/// The text of an error that the engine or an import raised.
+fn host_text(error: &wasmtime::Error, settings: &Settings) -> String {
+    let text = error.root_cause().to_string();
+    if text.contains("fuel allocated for hostcalls") {
+        let max = settings.hostcall_bytes();
+        return format!("the plugin handed more than {max} bytes to the host at once");
+    }
+    text
+}
+
 fn memory(
     refused: Refused,
     limiter: &Limiter,
@@ -76,7 +86,7 @@ fn memory(
                 (settings.memory_max, "this host's most")
             };
             debug_assert_eq!(limit.as_usize(), limiter.max());
-            let asked = Bytes::kib(asked.div_ceil(1 << 10) as u64);
+            let asked = Bytes::mib(asked.div_ceil(1 << 20) as u64);
             format!("the plugin asked for {asked} of memory; {place} is {limit} ({text})")
         }
         Refused::Table(asked) => format!(

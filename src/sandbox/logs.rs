@@ -30,6 +30,9 @@ const CHUNK: usize = 64 << 10;
 /// Lines of standard error that a failure quotes, and their bytes.
 const TAIL: (usize, usize) = (6, 2 << 10);
 
+/// What every panic in Rust ends with; guests have no environment.
+const HINT: &str = "note: run with `RUST_BACKTRACE";
+
 /// The log of a call that runs; its streams share it.
 #[derive(Debug, Clone)]
 pub(super) struct Logs(Arc<Mutex<Book>>);
@@ -154,7 +157,7 @@ impl Book {
         let text = String::from_utf8_lossy(&partial.bytes);
         let text = if partial.cut { &text } else { text.strip_suffix('\r').unwrap_or(&text) };
         let level = if source == Source::Stderr { Level::Warn } else { Level::Info };
-        if source == Source::Stderr {
+        if source == Source::Stderr && !text.starts_with(HINT) {
             self.tail.push_back(storable(text, TAIL.1 / 2));
             while self.tail.len() > TAIL.0
                 || self.tail.iter().map(String::len).sum::<usize>() > TAIL.1

@@ -98,7 +98,7 @@ macro_rules! on_both {
 macro_rules! count {
     ($place:ident, $connection:expr, $table:literal) => {{
         let sql = $place.sql(concat!("SELECT count(*) FROM {p}", $table));
-        sqlx::query_scalar::<_, i64>(sql).fetch_one(&mut *$connection).await.unwrap()
+        sqlx::query_scalar::<_, i64>(sql).fetch_one(&mut $connection).await.unwrap()
     }};
 }
 

@@ -19,7 +19,15 @@ use crate::{
 };
 
 pub(super) const FILTERS: &[&str] = &[
-    "resource", "aggregateId", "eventName", "dedupKey", "status", "limit", "cursor", "since", "until",
+    "resource",
+    "aggregateId",
+    "eventName",
+    "dedupKey",
+    "status",
+    "limit",
+    "cursor",
+    "since",
+    "until",
 ];
 
 /// Attempts that one event is shown with, the newest.

@@ -25,6 +25,9 @@ use crate::{
 /// Events of one request at the most.
 const BATCH_MAX: usize = 1000;
 
+/// Levels that JSON may have; SQLite takes a thousand.
+const DEPTH_MAX: usize = 500;
+
 /// Longest wait for an event to be settled.
 const WAIT_MAX: Span = Span::from_secs(60);
 
@@ -32,7 +35,7 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, expecting = "an event as an object")]
 struct Body {
     resource: String,
     aggregate_id: String,
@@ -84,7 +87,8 @@ pub(super) async fn record(
         return Err(Problem::new(Kind::BadQuery, "`wait` is for a single event, not for an array"));
     }
     if key.is_some() {
-        let detail = "`Idempotency-Key` is for a single event; give each of an array its `dedupKey`";
+        let detail =
+            "`Idempotency-Key` is for a single event; give each of an array its `dedupKey`";
         return Err(Problem::new(Kind::BadHeader, detail));
     }
     record_many(&app, &project, &text).await
@@ -155,7 +159,8 @@ async fn record_many(app: &App, project: &str, text: &str) -> Answer {
             Err(problem) => wrong.push((place, Item::refused(&problem, None))),
         }
     }
-    let recorded = if events.is_empty() { Vec::new() } else { app.api.store.record(&events).await? };
+    let recorded =
+        if events.is_empty() { Vec::new() } else { app.api.store.record(&events).await? };
     if recorded.iter().any(|recorded| matches!(recorded, Recorded::New { .. })) {
         app.api.store.wake();
     }
@@ -202,7 +207,32 @@ fn new_event(app: &App, project: &str, text: &str) -> Answer<NewEvent> {
         ..NewEvent::new(project, body.resource, body.aggregate_id, body.event_name, payload)
     };
     event.validate(payload_max.as_usize())?;
+    let meta = event.meta.as_deref().unwrap_or_default();
+    for (field, json) in [("payload", payload), ("meta", meta)] {
+        if depth(json) > DEPTH_MAX {
+            return Err(Problem::field(field, format!("is nested deeper than {DEPTH_MAX} levels")));
+        }
+    }
     Ok(event)
+}
+
+/// How deep valid JSON is nested.
+fn depth(json: &str) -> usize {
+    let (mut depth, mut deepest, mut quoted, mut escaped) = (0_usize, 0, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => quoted = !quoted,
+            b'[' | b'{' if !quoted => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' if !quoted => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
 }
 
 fn wait_span(params: &Params) -> Answer<Option<Span>> {
@@ -255,4 +285,29 @@ fn created(project: &str, receipt: &Receipt, again: bool) -> Response {
     let status = if again { StatusCode::OK } else { StatusCode::CREATED };
     let location = format!("/v1/projects/{project}/events/{}", receipt.message_id);
     (status, [(header::LOCATION, location)], Answered(receipt)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nesting_is_counted_outside_of_texts() {
+        for (json, levels) in [
+            ("1", 0),
+            ("[]", 1),
+            (r#"{"a":[[1],{}]}"#, 3),
+            (r#"["[[\"[["]"#, 1),
+            (r#"["\\",[]]"#, 2),
+        ] {
+            assert_eq!(depth(json), levels, "{json}");
+        }
+    }
+
+    #[test]
+    fn the_same_json_may_be_written_in_two_ways() {
+        assert!(same_json(r#"{"a":1,"b":2}"#, r#"{ "b": 2, "a": 1 }"#));
+        assert!(same_json("1e400", "1e400"));
+        assert!(!same_json(r#"{"a":1}"#, r#"{"a":2}"#));
+    }
 }

@@ -181,6 +181,9 @@ mod tests {
         for text in ["1e400", r#"{"b":1,"a":"\ud800"}"#, "[ ]"] {
             assert_eq!(raw(text.into()).map(|raw| raw.get().to_owned()).as_deref(), Some(text));
         }
-        assert_eq!(raw("{a:1}".into()).map(|raw| raw.get().to_owned()).as_deref(), Some("\"{a:1}\""));
+        assert_eq!(
+            raw("{a:1}".into()).map(|raw| raw.get().to_owned()).as_deref(),
+            Some("\"{a:1}\"")
+        );
     }
 }

@@ -2,11 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use axum::{
-    Json as Answered,
-    http::StatusCode,
-    response::IntoResponse as _,
-};
+use axum::{Json as Answered, http::StatusCode, response::IntoResponse as _};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::oneshot, time::Instant};
 use uuid::Uuid;

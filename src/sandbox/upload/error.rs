@@ -52,7 +52,7 @@ pub enum UploadError {
     )]
     NoHandler {
         /// The export that is needed.
-        handler: String,
+        handler: &'static str,
         /// What there is instead.
         exports: String,
         /// What to do.
@@ -65,7 +65,7 @@ pub enum UploadError {
     )]
     HandlerVersion {
         /// The export that is needed.
-        handler: String,
+        handler: &'static str,
         /// The export that there is.
         found: String,
     },
@@ -76,7 +76,7 @@ pub enum UploadError {
     )]
     HandlerType {
         /// The export that is needed.
-        handler: String,
+        handler: &'static str,
         /// What differs.
         message: String,
     },

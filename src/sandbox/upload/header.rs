@@ -102,7 +102,7 @@ mod tests {
             (b"\x1f\x8b\x08", "notWebAssembly", "archive"),
             ("export function ä() {}".as_bytes(), "notWebAssembly", "`export function ä() {}`"),
             (&[0; 100], "notWebAssembly", "[00, 00, 00, 00]"),
-            (&[0; (1 << 20) + 1], "tooLarge", "1048577 bytes; this host accepts 1MiB"),
+            (&vec![0; (1 << 20) + 1], "tooLarge", "1048577 bytes; this host accepts 1MiB"),
         ] {
             let (found, text) = refused(bytes);
             assert_eq!(found, reason, "{text}");

@@ -59,7 +59,7 @@ impl Sandbox {
         check_needs(&component, &self.settings)?;
         let linked = self.linker.instantiate_pre(&component).map_err(|error| unlinked(&error))?;
         let handler = v1::Handler::new(linked).map_err(|error| UploadError::HandlerType {
-            handler: world::handler(),
+            handler: v1::HANDLER,
             message: chain(&error),
         })?;
         Ok(Plugin { info: info(bytes, world, took), sandbox: self, handler })
@@ -84,9 +84,9 @@ fn broken(error: &wasmtime::Error) -> UploadError {
         let advice = "It uses asynchronous component functions, which this host doesn't run: \
                       build it without (with componentize-qjs, `--sync`).";
         UploadError::Invalid { message, advice }
-    } else if message.contains("unexpected end") {
+    } else if message.contains("unexpected end") || message.contains("out of bounds (bound") {
         UploadError::Invalid { message, advice: header::CUT_OFF }
-    } else if message.contains("at offset 0x") {
+    } else if message.contains("failed to parse") || message.contains("at offset") {
         let advice = "Build it again with current tools; if a message about a feature or proposal \
                       is part of this, build without that feature.";
         UploadError::Invalid { message, advice }

@@ -47,11 +47,6 @@ const WASI_TRACK: &str = "0.2.";
 /// Longest list of names in a message.
 const LISTED: usize = 20;
 
-/// The export that deliveries go to.
-pub(super) fn handler() -> String {
-    format!("{}/handler@{}", v1::PACKAGE, v1::VERSION)
-}
-
 /// What a component imports and exports, by name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct World {
@@ -83,10 +78,10 @@ impl World {
         match self.exports.iter().find(ours) {
             Some(found) if split(found).1.is_some_and(is_first_major) => Ok(()),
             Some(found) => {
-                Err(UploadError::HandlerVersion { handler: handler(), found: found.clone() })
+                Err(UploadError::HandlerVersion { handler: v1::HANDLER, found: found.clone() })
             }
             None => Err(UploadError::NoHandler {
-                handler: handler(),
+                handler: v1::HANDLER,
                 exports: list(&self.exports),
                 advice: self.advice(),
             }),
@@ -166,7 +161,7 @@ fn is_first_major(version: &str) -> bool {
 }
 
 /// Names for a message.
-pub(super) fn list(names: &[String]) -> String {
+fn list(names: &[String]) -> String {
     if names.is_empty() {
         return "nothing".into();
     }
@@ -233,7 +228,7 @@ mod tests {
             ("outrigger:trigger/emit@2.0.0", "another version"),
             ("log", "interfaces alone"),
         ] {
-            let error = world(&[import], &[&handler()]).check().expect_err(import).to_string();
+            let error = world(&[import], &[v1::HANDLER]).check().expect_err(import).to_string();
             assert!(error.contains(&format!("imports `{import}`")), "{error}");
             assert!(error.contains(said), "{said}: {error}");
         }

@@ -4,16 +4,16 @@
 mod convert;
 mod imports;
 
+use bindings::exports::outrigger::trigger::handler;
 use convert::{Sent, failure};
 use wasmtime::{
     Store,
-    component::{HasSelf, InstancePre, Linker},
+    component::{HasSelf, InstancePre, Linker, types::ComponentItem},
 };
 
 use super::{Call, data::Data, meta::Meta};
 use crate::model::outcome::Failure;
 
-#[allow(clippy::all, clippy::pedantic, clippy::unwrap_used, unreachable_pub, reason = "generated")]
 mod bindings {
     wasmtime::component::bindgen!({
         path: "wit/trigger.wit",
@@ -30,6 +30,9 @@ pub(super) const PACKAGE: &str = "outrigger:trigger";
 /// Its version.
 pub(super) const VERSION: &str = "1.0.0";
 
+/// What a plugin exports.
+pub(super) const HANDLER: &str = "outrigger:trigger/handler@1.0.0";
+
 /// The interfaces that it offers to plugins.
 pub(super) const OFFERED: [&str; 6] = ["config", "emit", "log", "secrets", "state", "types"];
 
@@ -44,6 +47,15 @@ pub(super) struct Handler(bindings::TriggerPre<Data>);
 impl Handler {
     /// Checks that the handler is there and has the world's types.
     pub(super) fn new(pre: InstancePre<Data>) -> wasmtime::Result<Self> {
+        // The generated code would find out about types at the first call only.
+        let component = pre.component();
+        let interface = component.get_export_index(None, HANDLER);
+        let function = component.get_export(interface.as_ref(), "handle");
+        if let Some((ComponentItem::ComponentFunc(function), _)) = function {
+            type Arguments<'a> = (handler::Event<'a>, handler::Attempt<'a>);
+            type Answer = (Result<(), handler::Failure>,);
+            function.typecheck::<Arguments<'_>, Answer>(&pre.instance_type())?;
+        }
         bindings::TriggerPre::new(pre).map(Self)
     }
 

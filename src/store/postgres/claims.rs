@@ -28,6 +28,27 @@ macro_rules! event_columns {
 }
 pub(super) use event_columns;
 
+/// Inserts events given as arrays. They get their pks in the order given, and
+/// are inserted in the order of their dedup keys, so that two transactions
+/// with the same keys can't deadlock.
+macro_rules! insert_events {
+    () => {
+        "WITH e AS MATERIALIZED (
+             SELECT nextval('{p}outbox_pk_seq') AS pk, g.*
+               FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int[],
+                           $7::text[], $8::text[], $9::text[], $10::bigint[])
+                    AS g(id, project, resource, aggregate, name, version, payload, meta, dedup, due))
+         INSERT INTO {p}outbox (pk, message_id, project_id, resource, aggregate_id, event_name,
+                schema_version, payload_json, meta_json, dedup_key, available_at)
+         OVERRIDING SYSTEM VALUE
+         SELECT pk, id, project, resource, aggregate, name, version, payload::json, meta::json,
+                dedup, due
+           FROM e ORDER BY project, dedup, pk
+             ON CONFLICT DO NOTHING"
+    };
+}
+pub(super) use insert_events;
+
 /// Names of triggers with an open delivery of the row's key. Most of the time
 /// no key has one, and the first test, which runs once a statement, says so.
 macro_rules! open_triggers {
@@ -65,22 +86,12 @@ impl Postgres {
     ) -> Result<Vec<Recorded>, StoreError> {
         let mut tx = self.pool.begin().await.map_err(fault)?;
         let ids: Vec<Uuid> = column(events, |e| e.message_id.unwrap_or_else(Uuid::now_v7));
-        // Sorted by key, so that two batches with the same keys can't deadlock.
         // A key given twice in one batch is the first one's: the conflict
         // clause sees rows of its own statement too.
-        let rows = query(self.sql.of(
-            "INSERT INTO {p}outbox (message_id, project_id, resource, aggregate_id, event_name,
-                 schema_version, payload_json, meta_json, dedup_key, available_at)
-             SELECT e.id, e.project, e.resource, e.aggregate, e.name, e.version, e.payload::json,
-                    e.meta::json, e.dedup, e.due
-               FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int[],
-                           $7::text[], $8::text[], $9::text[], $10::bigint[])
-                    WITH ORDINALITY AS e(id, project, resource, aggregate, name, version, payload,
-                                         meta, dedup, due, at)
-              ORDER BY e.project, e.dedup, e.at
-                 ON CONFLICT DO NOTHING
-             RETURNING message_id, created_at",
-        ))
+        let rows = query(self.sql.of(concat!(
+            insert_events!(),
+            " RETURNING message_id, created_at"
+        )))
         .bind(&ids)
         .bind(column(events, |e| &*e.project) as Texts)
         .bind(column(events, |e| &*e.resource) as Texts)

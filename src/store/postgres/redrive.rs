@@ -74,8 +74,22 @@ impl Postgres {
     }
 
     /// Gives locked dead letters new attempts. They are ordered among
-    /// themselves, and block nothing newer.
+    /// themselves, and block nothing newer: the first of a key runs, unless
+    /// one that was re-driven before is still open.
     async fn requeue_all(&self, db: &mut PgConnection, ids: &[i64]) -> Result<(), StoreError> {
+        let rows = query(self.sql.of(
+            "SELECT d.id FROM {p}delivery d
+              WHERE d.id = ANY($1) AND NOT EXISTS (
+                  SELECT FROM {p}delivery o
+                   WHERE o.project_id = d.project_id AND o.resource = d.resource
+                     AND o.aggregate_id = d.aggregate_id AND o.trigger_name = d.trigger_name
+                     AND o.chain = 2 AND o.state IN ('ready', 'blocked'))",
+        ))
+        .bind(ids)
+        .fetch_all(&mut *db)
+        .await
+        .map_err(fault)?;
+        let first = rows.iter().map(|row| get(row, 0)).collect::<Result<Vec<i64>, _>>()?;
         query(self.sql.of(
             "UPDATE {p}delivery d
                 SET state = CASE WHEN d.chain = 0 THEN 'ready' ELSE 'blocked' END,
@@ -88,8 +102,7 @@ impl Postgres {
         .execute(&mut *db)
         .await
         .map_err(fault)?;
-        // The first of each key runs; what was ready before stays so.
-        self.release_successors(db, ids).await
+        self.release_successors(db, &first).await
     }
 
     pub(super) async fn purge_one(&self, project: &str, id: i64) -> Result<bool, StoreError> {

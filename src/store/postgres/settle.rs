@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{
     Postgres, Texts,
-    claims::{Parts, get},
+    claims::{Parts, get, insert_events},
     column, fault,
 };
 use crate::{
@@ -340,7 +340,7 @@ impl Postgres {
     }
 
     async fn emit(&self, db: &mut PgConnection, group: &[&Settlement]) -> Result<(), StoreError> {
-        let mut events: Vec<&NewEvent> = group
+        let events: Vec<&NewEvent> = group
             .iter()
             .flat_map(|settlement| &settlement.effects)
             .flat_map(|one| &one.effects.emitted)
@@ -348,19 +348,7 @@ impl Postgres {
         if events.is_empty() {
             return Ok(());
         }
-        // Dedup keys in sorted order, so that two settles can't deadlock over
-        // them; events without one keep the order of the calls.
-        events.sort_by(|a, b| (&a.project, &a.dedup_key).cmp(&(&b.project, &b.dedup_key)));
-        query(self.sql.of(
-            "INSERT INTO {p}outbox (message_id, project_id, resource, aggregate_id, event_name,
-                 schema_version, payload_json, meta_json, dedup_key, available_at)
-             SELECT e.id, e.project, e.resource, e.aggregate, e.name, e.version, e.payload::json,
-                    e.meta::json, e.dedup, e.due
-               FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int[],
-                           $7::text[], $8::text[], $9::text[], $10::bigint[])
-                    AS e(id, project, resource, aggregate, name, version, payload, meta, dedup, due)
-                 ON CONFLICT DO NOTHING",
-        ))
+        query(self.sql.of(insert_events!()))
         .bind(column(&events, |e| e.message_id.unwrap_or_else(Uuid::now_v7)))
         .bind(column(&events, |e| &*e.project) as Texts)
         .bind(column(&events, |e| &*e.resource) as Texts)

@@ -194,15 +194,20 @@ impl Sqlite {
             let due = due.map(|row| get::<i64>(&row, 0)).transpose()?;
             survey.scheduled_in = due.map(|at| (at - survey.now).max(0));
         }
+        // A comparison of pairs would use the index for the project alone.
         let rows = query(self.sql.of(
             "WITH RECURSIVE pair(id) AS (
                  SELECT (SELECT id FROM {p}delivery INDEXED BY {p}delivery_ready
                           WHERE state = 'ready' ORDER BY project_id, trigger_name LIMIT 1)
                  UNION ALL
-                 SELECT (SELECT n.id FROM {p}delivery n INDEXED BY {p}delivery_ready
-                          WHERE n.state = 'ready'
-                            AND (n.project_id, n.trigger_name) > (d.project_id, d.trigger_name)
-                          ORDER BY n.project_id, n.trigger_name LIMIT 1)
+                 SELECT coalesce(
+                     (SELECT n.id FROM {p}delivery n INDEXED BY {p}delivery_ready
+                       WHERE n.state = 'ready' AND n.project_id = d.project_id
+                         AND n.trigger_name > d.trigger_name
+                       ORDER BY n.trigger_name LIMIT 1),
+                     (SELECT n.id FROM {p}delivery n INDEXED BY {p}delivery_ready
+                       WHERE n.state = 'ready' AND n.project_id > d.project_id
+                       ORDER BY n.project_id, n.trigger_name LIMIT 1))
                    FROM pair CROSS JOIN {p}delivery d ON d.id = pair.id)
              SELECT d.project_id, d.trigger_name
                FROM pair CROSS JOIN {p}delivery d ON d.id = pair.id",

@@ -1,9 +1,8 @@
 //! What keeps a second host from a file.
 
 use std::{
-    ffi::OsString,
     fs::{File, TryLockError},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Mutex, PoisonError},
 };
 
@@ -20,15 +19,9 @@ pub(super) struct HostLock {
 }
 
 impl HostLock {
-    /// The lock of a database that exists.
-    pub(super) fn beside(database: &Path) -> Result<Self, StoreError> {
-        // One lock for one file, by whichever path it is opened.
-        let real = database
-            .canonicalize()
-            .map_err(|error| StoreError::Setting(format!("{}: {error}", database.display())))?;
-        let mut path = OsString::from(real);
-        path.push(".host-lock");
-        Ok(Self { path: path.into(), held: Mutex::new(None) })
+    /// The lock that this file is.
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, held: Mutex::new(None) }
     }
 
     /// Takes the lock, or finds that this value has it.

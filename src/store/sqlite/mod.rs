@@ -4,7 +4,11 @@
 //! free for a share of the time, so that applications with default time-outs
 //! get their turn. Groups of rows travel as one JSON parameter.
 
-use std::{str::FromStr, sync::atomic::AtomicI64};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::atomic::AtomicI64,
+};
 
 use sqlx::{
     Row as _, SqliteConnection, SqlitePool,
@@ -12,7 +16,11 @@ use sqlx::{
 };
 use uuid::Uuid;
 
-use self::{lock::HostLock, wake::Wake, writer::Writer};
+use self::{
+    lock::HostLock,
+    wake::{Wake, Watch},
+    writer::Writer,
+};
 use super::{
     Options, Page, PageRequest, StoreError,
     migrate::{Dialect, migrations},
@@ -125,6 +133,11 @@ impl Sqlite {
         }
         let only_reads = base.clone().pragma("query_only", "ON");
         let readers = options.connections.saturating_sub(2).max(2);
+        // By whichever path it is opened, it is one file.
+        let path = path
+            .canonicalize()
+            .map_err(|error| StoreError::Setting(format!("{}: {error}", path.display())))?;
+        let watch = pool(options, 1).connect_lazy_with(only_reads.clone());
         Ok(Self {
             writer: Writer::new(
                 pool(options, 1).connect_lazy_with(base),
@@ -132,10 +145,10 @@ impl Sqlite {
                 options.patience,
                 true,
             ),
-            readers: pool(options, readers).connect_lazy_with(only_reads.clone()),
+            readers: pool(options, readers).connect_lazy_with(only_reads),
             sql: Sql::new(options.prefix.clone()),
-            wake: Wake::new(Some(pool(options, 1).connect_lazy_with(only_reads))),
-            lock: Some(HostLock::beside(&path)?),
+            wake: Wake::new(Some(Watch::new(watch, beside(&path, "-wal")))),
+            lock: Some(HostLock::new(beside(&path, ".host-lock"))),
             swept: AtomicI64::new(0),
         })
     }
@@ -186,6 +199,13 @@ impl Sqlite {
         }
         Ok(())
     }
+}
+
+/// The file of this name with something behind it.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
 }
 
 fn pool(options: &Options, connections: u32) -> SqlitePoolOptions {

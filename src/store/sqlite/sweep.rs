@@ -4,7 +4,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use sqlx::{SqliteConnection, query};
 
-use super::{Sqlite, fault, get, now_ms};
+use super::{Sqlite, fault, get, now};
 use crate::store::{StoreError, rows::{millis, to_json}};
 
 /// How many rows are looked at for each one that may go.
@@ -22,23 +22,23 @@ impl Sqlite {
         batch: u32,
     ) -> Result<u64, StoreError> {
         let looks = i64::from(batch).saturating_mul(LOOKS);
-        let rows = query(self.sql.of(concat!(
-            "WITH cut(at) AS MATERIALIZED (SELECT ",
-            now_ms!(),
-            " - ?2)
-             SELECT o.pk, o.dispatched_at >= cut.at,
-                    o.dispatched_at < cut.at AND NOT EXISTS (
+        let mut db = self.readers.acquire().await.map_err(fault)?;
+        let cut = now(&mut db).await?.saturating_sub(millis(retention));
+        let rows = query(self.sql.of(
+            "SELECT o.pk, o.dispatched_at >= ?2,
+                    o.dispatched_at < ?2 AND NOT EXISTS (
                         SELECT 1 FROM {p}delivery d
                          WHERE d.event_pk = o.pk AND d.state <> 'done')
-               FROM cut CROSS JOIN {p}outbox o NOT INDEXED
-              WHERE o.pk > ?1 ORDER BY o.pk LIMIT ?3"
-        )))
+               FROM {p}outbox o NOT INDEXED
+              WHERE o.pk > ?1 ORDER BY o.pk LIMIT ?3",
+        ))
         .bind(self.swept.load(Ordering::Relaxed))
-        .bind(millis(retention))
+        .bind(cut)
         .bind(looks)
-        .fetch_all(&self.readers)
+        .fetch_all(&mut *db)
         .await
         .map_err(fault)?;
+        drop(db);
         let (mut old, mut recent, mut last) = (Vec::new(), 0_usize, 0_i64);
         for row in &rows {
             if old.len() >= batch as usize {

@@ -1,8 +1,10 @@
 //! How a host that sleeps learns of new events, whichever process wrote them.
 
 use std::{
+    fs,
+    path::PathBuf,
     sync::{Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use sqlx::SqlitePool;
@@ -11,24 +13,56 @@ use tokio::{sync::Notify, time::sleep};
 use super::{fault, get};
 use crate::store::StoreError;
 
-/// The first wait between two looks; each is twice as long as the one before.
-const FIRST_STEP: Duration = Duration::from_millis(2);
+/// Waits between the first looks, which ask SQLite: together more than the
+/// grain of a file's times.
+const FIRST_STEPS: [Duration; 4] = [
+    Duration::from_millis(2),
+    Duration::from_millis(4),
+    Duration::from_millis(8),
+    Duration::from_millis(16),
+];
 
-/// The longest wait between two looks.
-const LAST_STEP: Duration = Duration::from_millis(25);
+/// The wait between later looks, at the file's time alone.
+const LATER_STEP: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(super) struct Wake {
     inner: Notify,
-    /// A connection that only looks whether the file has changed; `None` where
-    /// no other process can write.
-    watch: Option<SqlitePool>,
+    /// `None` where no other process can write.
+    watch: Option<Watch>,
     /// What the file's version was before this host last looked for work.
     seen: Mutex<Option<i64>>,
 }
 
+/// Sees that somebody committed.
+#[derive(Debug)]
+pub(super) struct Watch {
+    /// One connection, whose `data_version` changes with every commit of
+    /// another one: exact, and worth two switches between threads.
+    db: SqlitePool,
+    /// The write-ahead log, which every commit changes: nearly free to look
+    /// at, but two commits within one tick of the clock look like one.
+    log: PathBuf,
+}
+
+impl Watch {
+    pub(super) fn new(db: SqlitePool, log: PathBuf) -> Self {
+        Self { db, log }
+    }
+
+    async fn version(&self) -> Result<i64, StoreError> {
+        let row = sqlx::query("PRAGMA data_version").fetch_one(&self.db).await.map_err(fault)?;
+        get(&row, 0)
+    }
+
+    fn stamp(&self) -> Option<(u64, SystemTime)> {
+        let log = fs::metadata(&self.log).ok()?;
+        Some((log.len(), log.modified().ok()?))
+    }
+}
+
 impl Wake {
-    pub(super) fn new(watch: Option<SqlitePool>) -> Self {
+    pub(super) fn new(watch: Option<Watch>) -> Self {
         Self { inner: Notify::new(), watch, seen: Mutex::new(None) }
     }
 
@@ -39,8 +73,8 @@ impl Wake {
     /// Marks the beginning of a look for work: what is committed from here on
     /// ends the next wait.
     pub(super) async fn look(&self) {
-        if let Some(Ok(version)) = self.version().await {
-            self.note(version);
+        if let Some(watch) = &self.watch {
+            self.changed(watch).await;
         }
     }
 
@@ -48,36 +82,46 @@ impl Wake {
     pub(super) async fn wait(&self, at_most: Duration) {
         tokio::select! {
             () = self.inner.notified() => {}
-            () = self.changed() => {}
+            () = self.commit() => {}
             () = sleep(at_most) => {}
         }
     }
 
-    async fn changed(&self) {
-        let mut step = FIRST_STEP;
-        loop {
-            match self.version().await {
-                Some(Ok(version)) if self.note(version) => return,
-                Some(Err(error)) => tracing::debug!(%error, "can't watch the file; polling goes on"),
-                Some(Ok(_)) => {}
-                None => return std::future::pending().await,
+    async fn commit(&self) {
+        let Some(watch) = &self.watch else { return std::future::pending().await };
+        let mut stamp = None;
+        for step in FIRST_STEPS {
+            stamp = watch.stamp();
+            if self.changed(watch).await {
+                return;
             }
             sleep(step).await;
-            step = (step * 2).min(LAST_STEP);
+        }
+        // Nothing was committed for more than a tick, so what comes now
+        // changes the log's time or length.
+        loop {
+            let now = watch.stamp();
+            if now != stamp {
+                stamp = now;
+                if self.changed(watch).await {
+                    return;
+                }
+            }
+            sleep(LATER_STEP).await;
         }
     }
 
-    /// Notes a version and answers whether it is another than before.
-    fn note(&self, version: i64) -> bool {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.replace(version).is_some_and(|before| before != version)
-    }
-
-    /// A number that changes with every commit of another connection: exact,
-    /// where times and sizes of files are not.
-    async fn version(&self) -> Option<Result<i64, StoreError>> {
-        let watch = self.watch.as_ref()?;
-        let row = sqlx::query("PRAGMA data_version").fetch_one(watch).await.map_err(fault);
-        Some(row.and_then(|row| get(&row, 0)))
+    /// Whether the version is another than when this was last asked.
+    async fn changed(&self, watch: &Watch) -> bool {
+        match watch.version().await {
+            Ok(version) => {
+                let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+                seen.replace(version).is_some_and(|before| before != version)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "can't watch the file; polling goes on");
+                false
+            }
+        }
     }
 }

@@ -138,13 +138,17 @@ impl Bench {
     /// Holds every lane.
     pub(super) async fn hold(&self) {
         let want = self.lanes().len();
-        let taken = self.store.take_lanes(self.host, want, LONG).await.expect("takes lanes");
-        assert_eq!(taken, self.lanes());
+        self.store.take_lanes(self.host, want, LONG).await.expect("takes lanes");
+        let held = self.store.renew_lanes(self.host, LONG).await.expect("renews lanes");
+        assert_eq!(held, self.lanes());
     }
 
     pub(super) async fn record(&self, events: &[NewEvent]) -> Vec<Uuid> {
         let recorded = self.store.record(events).await.expect("records");
-        recorded.into_iter().map(|Recorded::New { message_id, .. } | Recorded::Duplicate { message_id, .. }| message_id).collect()
+        let id = |one| match one {
+            Recorded::New { message_id, .. } | Recorded::Duplicate { message_id, .. } => message_id,
+        };
+        recorded.into_iter().map(id).collect()
     }
 
     /// Seams of everything that there is.

@@ -35,6 +35,7 @@ macro_rules! behaviours_on {
             recording {
                 new_events_and_duplicates_are_told_apart
                 a_batch_is_recorded_each_on_its_own
+                a_batch_keeps_its_order
                 a_known_message_id_is_a_duplicate
                 text_arrives_to_the_letter
                 recording_ends_a_wait

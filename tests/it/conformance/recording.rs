@@ -35,6 +35,20 @@ pub(super) async fn a_batch_is_recorded_each_on_its_own(bench: &Bench) {
     assert_eq!(found.event.aggregate_id, "d");
 }
 
+pub(super) async fn a_batch_keeps_its_order(bench: &Bench) {
+    bench.hold().await;
+    let named = |event, name: &str| NewEvent { event_name: name.into(), ..event };
+    let batch = [
+        named(keyed("a", "z"), "1"),
+        named(order("a"), "2"),
+        named(keyed("a", "b"), "3"),
+        named(order("a"), "4"),
+    ];
+    bench.record(&batch).await;
+    let names: Vec<_> = bench.claim().await.into_iter().map(|e| e.event.event_name).collect();
+    assert_eq!(names, ["1", "2", "3", "4"]);
+}
+
 pub(super) async fn a_known_message_id_is_a_duplicate(bench: &Bench) {
     let id = Uuid::new_v4();
     let event = NewEvent { message_id: Some(id), ..order("a") };

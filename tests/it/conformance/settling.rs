@@ -7,7 +7,7 @@ use outrigger::{
         event::NewEvent,
         outcome::FailureKind,
     },
-    store::{AttemptFilter, End, EventFilter, EventStatus, PageRequest, Recorded, Settled},
+    store::{AttemptFilter, End, EventFilter, EventStatus, PageRequest, Settled},
 };
 use uuid::Uuid;
 
@@ -211,11 +211,7 @@ pub(super) async fn calls_are_counted_once(bench: &Bench) {
     let delivery = bench.deliver().await.pop().expect("one");
     bench.write(ended(delivery, well()).effects(MAIL, Effects::default())).await;
     assert_eq!(count().await, (3, 2, 3, 1));
-    let id = match bench.store.record(&[order("d")]).await.expect("records")[0] {
-        Recorded::New { message_id, .. } | Recorded::Duplicate { message_id, .. } => message_id,
-    };
-    let claimed = bench.claim_one().await;
-    assert_eq!(claimed.event.message_id, id);
+    let claimed = bench.claim_new(order("d")).await;
     bench.write(done(claimed).spill(failed())).await;
     let delivery = bench.deliver().await.pop().expect("one");
     bench.write(ended(delivery, dead(2))).await;
