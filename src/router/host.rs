@@ -1,7 +1,7 @@
 //! What the router's tasks share.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -58,9 +58,36 @@ pub(super) struct Holding {
 pub(super) struct Agenda {
     /// Projects and triggers that have some.
     pub(super) pairs: HashSet<(String, String)>,
-    /// When to look next, if not at the next survey.
-    pub(super) due: Option<Instant>,
+    /// When to look for some that are due, beside each survey.
+    due: BTreeSet<Instant>,
 }
+
+impl Agenda {
+    /// When to look next.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.due.first().copied()
+    }
+
+    /// Whether it is time to look; what was due until now is crossed off.
+    pub(super) fn take_due(&mut self) -> bool {
+        let later = self.due.split_off(&(Instant::now() + Duration::from_nanos(1)));
+        let due = !self.due.is_empty();
+        self.due = later;
+        due
+    }
+
+    /// Notes a time to look.
+    pub(super) fn look_at(&mut self, at: Instant) {
+        self.due.insert(at);
+        // Surveys find what is crossed off here.
+        while self.due.len() > MAX_DUE {
+            self.due.pop_last();
+        }
+    }
+}
+
+/// Times that are remembered.
+const MAX_DUE: usize = 10_000;
 
 impl Host {
     pub(super) fn new(
@@ -118,8 +145,9 @@ impl Host {
         let at = Instant::now() + Duration::from_millis(u64::try_from(after_ms).unwrap_or(0));
         let mut agenda = self.agenda();
         agenda.pairs.insert((project.to_owned(), trigger.to_owned()));
-        if agenda.due.is_none_or(|due| at < due) {
-            agenda.due = Some(at);
+        let sooner = agenda.next().is_none_or(|next| at < next);
+        agenda.look_at(at);
+        if sooner {
             self.to_claim.notify_one();
         }
     }

@@ -110,7 +110,11 @@ impl Poller {
             news |= self.seen.insert(project.clone(), Instant::now()).is_none();
             self.demand.entry((lane, project)).or_insert(PROBE);
         }
+        let waiting = !survey.deliveries.is_empty();
         self.host.agenda().pairs = survey.deliveries.into_iter().collect();
+        if waiting && room > 0 {
+            news |= self.take_deliveries(lanes, room).await? > 0;
+        }
         if survey.scheduled_in == Some(0) && room > 0 {
             news |= self.claim_scheduled(lanes, room).await? > 0;
         }
@@ -209,12 +213,8 @@ impl Poller {
     }
 
     async fn claim_deliveries(&mut self, lanes: &[Lane], room: usize) -> Result<usize, StoreError> {
-        {
-            let mut agenda = self.host.agenda();
-            if agenda.due.is_none_or(|due| due > Instant::now()) || room == 0 {
-                return Ok(0);
-            }
-            agenda.due = None;
+        if room == 0 || !self.host.agenda().take_due() {
+            return Ok(0);
         }
         self.take_deliveries(lanes, room).await
     }
@@ -248,7 +248,7 @@ impl Poller {
         }
         // More of them may be due than were asked for.
         if wants.iter().any(|(_, _, want)| found >= *want as usize) {
-            self.host.agenda().due = Some(Instant::now());
+            self.host.agenda().look_at(Instant::now());
         }
         self.admit_deliveries(claimed, began).await?;
         Ok(found)
@@ -378,7 +378,7 @@ impl Poller {
     /// Until something may have happened.
     async fn sleep(&mut self) {
         let host = Arc::clone(&self.host);
-        let due = host.agenda().due;
+        let due = host.agenda().next();
         let until = due.map_or(self.nap, |due| {
             due.saturating_duration_since(Instant::now()).min(self.nap)
         });

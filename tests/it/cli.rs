@@ -130,13 +130,15 @@ struct Started {
     child: Child,
     url: String,
     said: Vec<String>,
+    log: Box<dyn Iterator<Item = String>>,
 }
 
 impl Started {
     fn new(folder: &Folder) -> Self {
         let mut command = outrigger(&folder.0);
         command.arg("serve").env("OUTRIGGER_LISTEN", "127.0.0.1:0").stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let log = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         let mut said = vec![lines.next().expect("the host says where it listens")];
         let (_, rest) = said[0].split_once("listens on ").unwrap();
@@ -146,7 +148,7 @@ impl Started {
                 !line.contains("OUTRIGGER_KEY") && !line.contains("keys create")
             }),
         );
-        Self { child, url, said }
+        Self { child, url, said, log: Box::new(log) }
     }
 
     /// The key that it printed.
@@ -158,11 +160,14 @@ impl Started {
             .map(str::to_owned)
     }
 
-    /// Sends a signal and answers how the process ended.
-    fn signal(mut self, signal: &str) -> ExitStatus {
+    fn signal(&self, signal: &str) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
-        self.child.wait().unwrap()
+    }
+
+    /// How the process ended.
+    fn end(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
     }
 }
 
@@ -177,7 +182,7 @@ impl Drop for Started {
 #[test]
 fn the_first_start_makes_a_key_and_later_ones_do_not() {
     let folder = Folder::new();
-    let first = Started::new(&folder);
+    let mut first = Started::new(&folder);
     let key = first.key().expect("a key is printed");
     let person = Person { folder: &folder, url: first.url.clone(), key: key.clone() };
     let listed = person.types("keys list --json").json();
@@ -189,16 +194,40 @@ fn the_first_start_makes_a_key_and_later_ones_do_not() {
     let made = done(outrigger(&folder.0).args(["keys", "create", "--local", "--json"])).json();
     let other = Person { key: made["key"].as_str().unwrap().to_owned(), ..person };
     assert_eq!(other.types("keys list --json").json()["items"].as_array().unwrap().len(), 2);
-    assert_eq!(first.signal("-TERM").code(), Some(0));
+    first.signal("-TERM");
+    assert_eq!(first.end(), Some(0));
 
-    let second = Started::new(&folder);
+    let mut second = Started::new(&folder);
     assert_eq!(second.key(), None, "{:?}", second.said);
     let person = Person { folder: &folder, url: second.url.clone(), key };
     person.types("keys list").ok();
     person.types(&format!("keys delete {}", made["id"].as_str().unwrap())).ok();
     let gone = Person { key: other.key, ..person };
     assert!(gone.types("keys list").failed().starts_with("error: The API key is not valid: "));
-    assert_eq!(second.signal("-INT").code(), Some(0));
+    second.signal("-INT");
+    assert_eq!(second.end(), Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_a_host_that_waits_for_its_calls() {
+    let folder = Folder::new();
+    let mut host = Started::new(&folder);
+    let person = Person { folder: &folder, url: host.url.clone(), key: host.key().unwrap() };
+    let probe = folder.write("probe.wasm", guests::probe());
+    person.types("projects create shop").ok();
+    person.types(&format!("plugins push probe {}", probe.display())).ok();
+    let trigger = "match = {}\ntarget = { plugin = 'probe' }\nlimits = { deadline = '1m' }";
+    person.sends("triggers put slow", trigger).ok();
+    let event = r#"{"resource":"r","aggregateId":"a","eventName":"n",
+        "payload":{"do":[{"op":"sleep","ms":50000}]}}"#;
+    let id = person.sends("events publish", event).ok();
+    let claimed = || person.types(&format!("events show {id}")).ok().contains("claimed");
+    while !claimed() {}
+    host.signal("-TERM");
+    let stopping = host.log.find(|line| line.contains("stopping"));
+    assert!(stopping.is_some(), "the host says that it stops");
+    host.signal("-TERM");
+    assert_eq!(host.end(), Some(130));
 }
 
 #[test]
@@ -214,12 +243,18 @@ fn a_plugin_from_nothing_to_a_delivered_event() {
     let built = Command::new(env!("CARGO"))
         .args(["build", "--release", "--target", "wasm32-wasip2"])
         .current_dir(&project)
-        .env("CARGO_TARGET_DIR", project.join("target"))
+        // Kept between runs: what it depends on is built once.
+        .env("CARGO_TARGET_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/new-plugin"))
         .output()
         .unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let artifact = "wasm32-wasip2/release/greet_customer.wasm";
+    let target = project.join("target").join(artifact);
+    std::fs::create_dir_all(target.parent().unwrap()).unwrap();
+    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("new-plugin").join(artifact);
+    std::fs::copy(built, &target).unwrap();
 
-    let file = "greet-customer/target/wasm32-wasip2/release/greet_customer.wasm";
+    let file = format!("greet-customer/target/{artifact}");
     let checked = person.types(&format!("plugins check {file}")).ok();
     assert!(checked.contains("outrigger:trigger/handler@1.0.0"), "{checked}");
     let broken = folder.write("broken.wasm", "no component");

@@ -171,8 +171,9 @@ async fn a_rejection_is_a_dead_letter_at_once(database: &Database) {
 
 async fn later_events_wait_for_an_earlier_failure(database: &Database) {
     let host = shop(database).await;
-    host.trigger("shop", "t", for_events("*")).await;
     let mut document = for_events("*");
+    document["retry"] = json!({"maxAttempts": 3, "initial": "1s", "max": "1s"});
+    host.trigger("shop", "t", document.clone()).await;
     document["order"] = json!("none");
     host.trigger("shop", "free", document).await;
     let append = |text: &str| json!({"op": "append", "key": "seen", "text": text});
@@ -225,7 +226,7 @@ async fn a_paused_trigger_keeps_its_backlog(database: &Database) {
         outcome_is(&host, id, "t", "spilled").await;
     }
     let waits = event(&host, &ids[0]).await["waits"].to_string();
-    assert!(waits.contains("paused"), "{waits}");
+    assert!(waits.contains("triggerPaused"), "{waits}");
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(value(&host, "t", "seen").await, None);
     host.ok(Method::POST, "/v1/projects/shop/triggers/t/resume", None).await;
