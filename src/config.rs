@@ -170,7 +170,8 @@ pub struct Sandbox {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
-    /// Which messages, as `level` or `target=level,…`. `OUTRIGGER_LOG`, `info`.
+    /// Which messages, as `level` or `target=level,…`. `OUTRIGGER_LOG`,
+    /// `info,sqlx=warn`.
     pub filter: String,
     /// Their shape, `text` or `json`. `OUTRIGGER_LOG_FORMAT`, `text`.
     pub format: LogFormat,

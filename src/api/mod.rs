@@ -223,3 +223,39 @@ async fn to_the_end(
         Err(error) => Err(Problem::internal(&error)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpStream,
+    };
+
+    use super::*;
+
+    async fn panics() -> Response {
+        panic!("as it was told")
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_answered_and_ends_nothing_else() {
+        let service = Router::new()
+            .route("/", axum::routing::get(panics))
+            .layer(CatchPanicLayer::custom(panicked))
+            .layer(middleware::from_fn(body::drain));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        tokio::spawn(axum::serve(listener, service).into_future());
+        for _ in 0..2 {
+            let mut stream = TcpStream::connect(address).await.expect("a connection");
+            let request = b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
+            stream.write_all(request).await.expect("sent");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.expect("an answer");
+            assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
+            assert!(answer.contains("application/problem+json"), "{answer}");
+            assert!(answer.contains("urn:outrigger:problem:internal"), "{answer}");
+            assert!(!answer.contains("told"), "{answer}");
+        }
+    }
+}

@@ -1,9 +1,11 @@
 //! What an error looks like: a problem document (RFC 9457), whatever went wrong.
 
 use axum::{
+    Json,
     http::{HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use serde::{Serialize, Serializer, ser::SerializeMap as _};
 use serde_json::{Map, Value};
 
 use crate::{model::names::Invalid, store::StoreError};
@@ -155,23 +157,26 @@ impl Problem {
     pub(super) const fn status(&self) -> StatusCode {
         self.kind.describe().0
     }
+}
 
-    /// The document.
-    pub(super) fn document(&self) -> Value {
+impl Serialize for Problem {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let (status, slug, title) = self.kind.describe();
-        let mut document = Map::new();
-        document.insert("type".into(), format!("urn:outrigger:problem:{slug}").into());
-        document.insert("title".into(), title.into());
-        document.insert("status".into(), status.as_u16().into());
-        document.insert("detail".into(), self.detail.as_str().into());
-        document.extend(self.members.clone());
-        document.into()
+        let mut document = to.serialize_map(None)?;
+        document.serialize_entry("type", &format_args!("urn:outrigger:problem:{slug}"))?;
+        document.serialize_entry("title", title)?;
+        document.serialize_entry("status", &status.as_u16())?;
+        document.serialize_entry("detail", &self.detail)?;
+        for (name, value) in &self.members {
+            document.serialize_entry(name, value)?;
+        }
+        document.end()
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut response = (self.status(), self.document().to_string()).into_response();
+        let mut response = (self.status(), Json(&self)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Some((name, value)) = self.kind.header() {
@@ -214,7 +219,7 @@ mod tests {
             StoreError::Full("no space".into()),
         ] {
             let problem = Problem::from(error);
-            let document = problem.document().to_string();
+            let document = serde_json::to_string(&problem).expect("JSON");
             assert!(!document.contains("secret"), "{document}");
             let response = problem.into_response();
             assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -222,12 +227,13 @@ mod tests {
         }
         let problem = Problem::from(StoreError::Refused("near \"SELEC\"".into()));
         assert_eq!(problem.status(), StatusCode::INTERNAL_SERVER_ERROR);
-        assert!(!problem.document().to_string().contains("SELEC"));
+        assert!(!serde_json::to_string(&problem).expect("JSON").contains("SELEC"));
     }
 
     #[test]
     fn a_document_has_its_members_and_more() {
-        let document = Problem::field("retry.max", "is too long").with("limit", 5).document();
+        let problem = Problem::field("retry.max", "is too long").with("limit", 5);
+        let document = serde_json::to_value(problem).expect("JSON");
         let expected = serde_json::json!({
             "type": "urn:outrigger:problem:invalid",
             "title": "A field is wrong",

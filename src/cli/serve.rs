@@ -49,6 +49,7 @@ impl Serve {
         let address = listener.local_addr()?;
         let url = &config.database.url;
         let store = store::connect(url.expose(), &config.store()).await?;
+        store.join()?;
         store.migrate().await.with_context(|| url.to_string())?;
         let key = admin_key(&config, &*store).await?;
         let stop = signals()?;

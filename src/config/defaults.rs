@@ -71,6 +71,6 @@ impl Default for Sandbox {
 
 impl Default for Log {
     fn default() -> Self {
-        Self { filter: "info".into(), format: LogFormat::Text }
+        Self { filter: "info,sqlx=warn".into(), format: LogFormat::Text }
     }
 }

@@ -324,6 +324,12 @@ pub trait Queue: Send + Sync + 'static {
     /// says so and doesn't hinder the others. Answers in the order of `events`.
     async fn record(&self, events: &[NewEvent]) -> Result<Vec<Recorded>, StoreError>;
 
+    /// Makes sure that this process may be a host of the database: an SQLite
+    /// file has one at a time.
+    fn join(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// How many lanes there are.
     fn lanes(&self) -> Lane;
 

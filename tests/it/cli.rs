@@ -3,7 +3,7 @@
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
 };
 
 use serde_json::{Value, json};
@@ -47,6 +47,14 @@ struct Done {
 }
 
 impl Done {
+    fn of(output: Output) -> Self {
+        Self {
+            status: output.status,
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
     /// Its output, given that it went well.
     #[track_caller]
     fn ok(self) -> String {
@@ -81,12 +89,7 @@ fn outrigger(folder: &Path) -> Command {
 }
 
 fn done(command: &mut Command) -> Done {
-    let output = command.output().unwrap();
-    Done {
-        status: output.status,
-        out: String::from_utf8(output.stdout).unwrap(),
-        err: String::from_utf8(output.stderr).unwrap(),
-    }
+    Done::of(command.output().unwrap())
 }
 
 /// A person in a folder who talks to a host.
@@ -116,12 +119,7 @@ impl Person<'_> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-        let output = child.wait_with_output().unwrap();
-        Done {
-            status: output.status,
-            out: String::from_utf8(output.stdout).unwrap(),
-            err: String::from_utf8(output.stderr).unwrap(),
-        }
+        Done::of(child.wait_with_output().unwrap())
     }
 }
 

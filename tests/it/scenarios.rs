@@ -368,8 +368,9 @@ async fn sigterm_ends_well_and_leaves_nothing_claimed() {
 async fn a_second_host_on_one_file_is_refused() {
     let database = Database::sqlite();
     let first = Host::start(&database.url).await;
-    let output = Command::new(env!("CARGO_BIN_EXE_outrigger"))
-        .arg("serve")
+    // `timeout` ends it should it not be refused.
+    let output = Command::new("timeout")
+        .args(["20", env!("CARGO_BIN_EXE_outrigger"), "serve"])
         .env("OUTRIGGER_DATABASE_URL", &database.url)
         .env("OUTRIGGER_LISTEN", "127.0.0.1:0")
         .current_dir(root())

@@ -67,7 +67,7 @@ struct Item {
     #[serde(flatten)]
     receipt: Option<Receipt>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Value>,
+    error: Option<Problem>,
 }
 
 pub(super) async fn record(
@@ -156,7 +156,7 @@ async fn record_many(app: &App, project: &str, text: &str) -> Answer {
     for (place, text) in texts.iter().enumerate() {
         match new_event(app, project, text.get()) {
             Ok(event) => events.push(event),
-            Err(problem) => wrong.push((place, Item::refused(&problem, None))),
+            Err(problem) => wrong.push((place, Item::refused(problem, None))),
         }
     }
     let recorded =
@@ -181,13 +181,13 @@ impl Item {
                 error: None,
             },
             Recorded::Duplicate { message_id, created_at } => {
-                Self::refused(&used(message_id), Some(Receipt { message_id, created_at }))
+                Self::refused(used(message_id), Some(Receipt { message_id, created_at }))
             }
         }
     }
 
-    fn refused(problem: &Problem, receipt: Option<Receipt>) -> Self {
-        Self { status: problem.status().as_u16(), receipt, error: Some(problem.document()) }
+    fn refused(problem: Problem, receipt: Option<Receipt>) -> Self {
+        Self { status: problem.status().as_u16(), receipt, error: Some(problem) }
     }
 }
 

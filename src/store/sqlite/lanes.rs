@@ -6,12 +6,18 @@ use sqlx::query;
 use uuid::Uuid;
 
 use super::{LANE, Sqlite, fault, get, now, now_ms, text};
+use super::lock::HostLock;
 use crate::{
     model::Lane,
     store::{HostId, StoreError, Survey, rows::{millis, to_json}},
 };
 
 impl Sqlite {
+    /// Takes the file's lock for this process, or finds that it has it.
+    pub(super) fn hold_file(&self) -> Result<(), StoreError> {
+        self.lock.as_ref().map_or(Ok(()), HostLock::hold)
+    }
+
     /// The file's lock proves that whoever held the lane in another process
     /// is gone, so it is taken over whatever its lease says.
     pub(super) async fn take_over(
@@ -23,9 +29,7 @@ impl Sqlite {
         if want == 0 {
             return Ok(Vec::new());
         }
-        if let Some(lock) = &self.lock {
-            lock.hold()?;
-        }
+        self.hold_file()?;
         let mut tx = self.writer.begin().await?;
         let taken = query(self.sql.of(concat!(
             "UPDATE {p}lane SET holder = ?1, lease_until = 0

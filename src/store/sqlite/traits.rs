@@ -28,6 +28,10 @@ impl Queue for Sqlite {
     async fn record(&self, events: &[NewEvent]) -> Result<Vec<Recorded>, StoreError> {
         self.insert_events(events).await
     }
+    fn join(&self) -> Result<(), StoreError> {
+        self.hold_file()
+    }
+
     fn lanes(&self) -> Lane {
         LANE + 1
     }

@@ -8,30 +8,30 @@ use std::{
 };
 
 use sqlx::SqlitePool;
-use tokio::{sync::Notify, time::sleep};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
 
 use super::{fault, get};
 use crate::store::StoreError;
 
-/// Waits between the first looks, which ask SQLite: together more than the
-/// grain of a file's times.
-const FIRST_STEPS: [Duration; 4] = [
-    Duration::from_millis(2),
-    Duration::from_millis(4),
-    Duration::from_millis(8),
-    Duration::from_millis(16),
-];
+/// The first wait between two looks; each is twice as long as the one before.
+const FIRST_STEP: Duration = Duration::from_millis(2);
 
-/// The wait between later looks, at the file's time alone.
-const LATER_STEP: Duration = Duration::from_millis(20);
+/// The longest wait between two looks.
+const LAST_STEP: Duration = Duration::from_millis(20);
+
+/// How long the log must not have changed for its time to be trusted. A
+/// commit is seen by others only after the log was written and synchronised,
+/// and two writes within one tick of the clock look like one.
+const QUIET: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) struct Wake {
     inner: Notify,
     /// `None` where no other process can write.
     watch: Option<Watch>,
-    /// What the file's version was before this host last looked for work.
-    seen: Mutex<Option<i64>>,
 }
 
 /// Sees that somebody committed.
@@ -40,30 +40,62 @@ pub(super) struct Watch {
     /// One connection, whose `data_version` changes with every commit of
     /// another one: exact, and worth two switches between threads.
     db: SqlitePool,
-    /// The write-ahead log, which every commit changes: nearly free to look
-    /// at, but two commits within one tick of the clock look like one.
+    /// The write-ahead log, which every commit changes: nearly free to look at.
     log: PathBuf,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    /// The version before this host last looked for work.
+    version: Option<i64>,
+    /// The log's length and time, and since when they have been so.
+    stamp: Option<(u64, SystemTime)>,
+    since: Instant,
 }
 
 impl Watch {
     pub(super) fn new(db: SqlitePool, log: PathBuf) -> Self {
-        Self { db, log }
+        let seen = Seen { version: None, stamp: None, since: Instant::now() };
+        Self { db, log, seen: Mutex::new(seen) }
+    }
+
+    /// Whether somebody may be writing, or was a moment ago.
+    fn stirs(&self) -> bool {
+        let stamp = fs::metadata(&self.log)
+            .and_then(|log| Ok((log.len(), log.modified()?)))
+            .ok();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.stamp != stamp {
+            seen.stamp = stamp;
+            seen.since = Instant::now();
+        }
+        stamp.is_none() || seen.since.elapsed() < QUIET
+    }
+
+    /// Whether the version is another than when this was last asked.
+    async fn changed(&self) -> bool {
+        match self.version().await {
+            Ok(version) => {
+                let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+                seen.version.replace(version).is_some_and(|before| before != version)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "can't watch the file; polling goes on");
+                false
+            }
+        }
     }
 
     async fn version(&self) -> Result<i64, StoreError> {
         let row = sqlx::query("PRAGMA data_version").fetch_one(&self.db).await.map_err(fault)?;
         get(&row, 0)
     }
-
-    fn stamp(&self) -> Option<(u64, SystemTime)> {
-        let log = fs::metadata(&self.log).ok()?;
-        Some((log.len(), log.modified().ok()?))
-    }
 }
 
 impl Wake {
     pub(super) fn new(watch: Option<Watch>) -> Self {
-        Self { inner: Notify::new(), watch, seen: Mutex::new(None) }
+        Self { inner: Notify::new(), watch }
     }
 
     pub(super) fn ring(&self) {
@@ -74,7 +106,7 @@ impl Wake {
     /// ends the next wait.
     pub(super) async fn look(&self) {
         if let Some(watch) = &self.watch {
-            self.changed(watch).await;
+            watch.changed().await;
         }
     }
 
@@ -89,39 +121,13 @@ impl Wake {
 
     async fn commit(&self) {
         let Some(watch) = &self.watch else { return std::future::pending().await };
-        let mut stamp = None;
-        for step in FIRST_STEPS {
-            stamp = watch.stamp();
-            if self.changed(watch).await {
+        let mut step = FIRST_STEP;
+        loop {
+            if watch.stirs() && watch.changed().await {
                 return;
             }
             sleep(step).await;
-        }
-        // Nothing was committed for more than a tick, so what comes now
-        // changes the log's time or length.
-        loop {
-            let now = watch.stamp();
-            if now != stamp {
-                stamp = now;
-                if self.changed(watch).await {
-                    return;
-                }
-            }
-            sleep(LATER_STEP).await;
-        }
-    }
-
-    /// Whether the version is another than when this was last asked.
-    async fn changed(&self, watch: &Watch) -> bool {
-        match watch.version().await {
-            Ok(version) => {
-                let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-                seen.replace(version).is_some_and(|before| before != version)
-            }
-            Err(error) => {
-                tracing::debug!(%error, "can't watch the file; polling goes on");
-                false
-            }
+            step = (step * 2).min(LAST_STEP);
         }
     }
 }

@@ -125,7 +125,7 @@ async fn a_payload_has_bounds() {
         assert_eq!(record(&nested(depth)).await.expect(422).body["field"], "payload");
     }
     record(&nested(500)).await.expect(201);
-    let text = |bytes| format!("\"{}\"", "x".repeat(bytes - 2));
+    let text = |bytes: usize| format!("\"{}\"", "x".repeat(bytes - 2));
     let refused = record(&text((64 << 10) + 1)).await.expect(413);
     assert!(refused.body["detail"].as_str().unwrap().contains("64KiB"), "{refused:?}");
     record(&text(64 << 10)).await.expect(201);
