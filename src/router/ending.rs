@@ -115,10 +115,18 @@ fn event_end(unit: &Unit) -> End {
     for share in &unit.shares {
         let name = share.rule.name();
         match &share.ending {
-            Some(Ending::Done { summary, .. }) => result(&mut json, name, "done", Some(summary), None),
+            Some(Ending::Done { summary, .. }) => {
+                result(&mut json, name, "done", Some(summary), None)
+            }
             Some(Ending::Failed { failure, attempts, after_ms, summary, .. }) => {
                 let outcome = if after_ms.is_some() { "spilled" } else { "dead" };
-                result(&mut json, name, outcome, Some(summary), Some(("kind", failure.kind.as_str())));
+                result(
+                    &mut json,
+                    name,
+                    outcome,
+                    Some(summary),
+                    Some(("kind", failure.kind.as_str())),
+                );
                 spills.push(Spill {
                     trigger: name.to_owned(),
                     ordered: share.rule.ordered(),
@@ -166,7 +174,8 @@ fn result(
     // can't fail.
     let _ = write!(json, r#""{name}":{{"outcome":"{outcome}""#);
     if let Some(summary) = summary {
-        let _ = write!(json, r#","attempt":{},"durationUs":{}"#, summary.attempt, summary.duration_us);
+        let _ =
+            write!(json, r#","attempt":{},"durationUs":{}"#, summary.attempt, summary.duration_us);
         if let Some(digest) = &summary.digest {
             let _ = write!(json, r#","digest":"{digest}""#);
         }

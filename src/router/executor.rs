@@ -1,6 +1,13 @@
 //! Makes the calls: each ends in exactly one [`Ending`].
 
-use std::{pin::pin, sync::Arc, time::Instant};
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
 
 use tokio::{select, sync::OwnedSemaphorePermit, time::sleep};
 
@@ -32,7 +39,9 @@ impl Host {
             let host = Arc::clone(self);
             match start {
                 Start::Chain(chain) => self.tasks.spawn(async move { host.run_chain(chain).await }),
-                Start::Free(job) => self.tasks.spawn(async move { host.run(&job).await }),
+                Start::Free(job) => self.tasks.spawn(async move {
+                    host.run(&job, &AtomicBool::new(false)).await;
+                }),
             };
         }
     }
@@ -41,32 +50,31 @@ impl Host {
         loop {
             let next = self.ledger().next(chain);
             let Some(job) = next else { return };
-            let mut call = pin!(self.run(&job));
-            select! {
-                biased;
-                () = &mut call => continue,
-                () = sleep(PATIENCE) => {}
-            }
-            // What waits behind a slow call goes on by itself, so that the
-            // events' other triggers don't wait for it.
+            let begun = AtomicBool::new(false);
+            let mut call = pin!(self.run(&job, &begun));
+            let mut slow = false;
             loop {
-                if self.ledger().waits(chain) {
-                    self.ledger().spill_waiting(chain);
-                    self.pump();
-                }
                 select! {
                     biased;
                     () = &mut call => break,
                     () = sleep(PATIENCE) => {}
                 }
+                // What waits behind a slow call goes on by itself, so that the
+                // events' other triggers don't wait for it. Waiting for its
+                // turn to begin doesn't make a call slow.
+                if slow && self.ledger().waits(chain) {
+                    self.ledger().spill_waiting(chain);
+                    self.pump();
+                }
+                slow = begun.load(Ordering::Relaxed);
             }
         }
     }
 
-    async fn run(self: &Arc<Self>, job: &Job) {
+    async fn run(self: &Arc<Self>, job: &Job, begun: &AtomicBool) {
         let ending = match self.room_for(job).await {
             Some(room) => {
-                let ending = self.call(job).await;
+                let ending = self.call(job, begun).await;
                 drop(room);
                 ending
             }
@@ -76,8 +84,9 @@ impl Host {
         self.pump();
     }
 
-    /// Waits until the trigger may make one more call; an event only for a
-    /// moment, a delivery as long as it takes.
+    /// Waits until the trigger may make one more call: a delivery as long as it
+    /// takes, an event as long as the trigger's calls are quick, so that its
+    /// turn comes soon.
     async fn room_for(&self, job: &Job) -> Option<OwnedSemaphorePermit> {
         let room = job.rule.desk.room();
         if let Ok(permit) = Arc::clone(&room).try_acquire_owned() {
@@ -87,10 +96,20 @@ impl Host {
         if job.delivery.is_some() {
             return acquired.await.ok();
         }
-        tokio::time::timeout(PATIENCE, acquired).await.ok()?.ok()
+        let mut acquired = pin!(acquired);
+        loop {
+            select! {
+                biased;
+                permit = &mut acquired => return permit.ok(),
+                () = sleep(PATIENCE) => {}
+            }
+            if !job.rule.desk.pace.is_quick() {
+                return None;
+            }
+        }
     }
 
-    async fn call(&self, job: &Job) -> Ending {
+    async fn call(&self, job: &Job, begun: &AtomicBool) -> Ending {
         let mut again = job.again;
         loop {
             let turn = if job.rule.trigger.spec.grants.state {
@@ -103,6 +122,7 @@ impl Host {
             if self.ledger().is_closed() {
                 return Ending::Released;
             }
+            begun.store(true, Ordering::Relaxed);
             let started_at = self.clock.now();
             let Some(report) = self.deliver(job).await else { return Ending::Released };
             if let Ok(effects) = &report.result
@@ -169,6 +189,7 @@ impl Host {
         };
         let name = failure.as_ref().map_or("done", |why| why.kind.as_str());
         let seconds = |us: u64| std::time::Duration::from_micros(us).as_secs_f64();
+        rule.desk.pace.took(report.usage.duration_us);
         rule.desk.metrics.call(
             name,
             seconds(report.usage.duration_us),
@@ -194,7 +215,13 @@ impl Host {
             Outcome::Retry { after_ms, why } => {
                 self.metrics.retried(why.kind.as_str());
                 let attempts = burnt(why.kind.burns_attempt());
-                Ending::Failed { failure: why, attempts, after_ms: Some(after_ms), attempt, summary }
+                Ending::Failed {
+                    failure: why,
+                    attempts,
+                    after_ms: Some(after_ms),
+                    attempt,
+                    summary,
+                }
             }
             Outcome::Dead { why } => {
                 self.metrics.dead(why.kind.as_str());

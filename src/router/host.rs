@@ -192,8 +192,6 @@ impl Clock {
     /// What the database would say.
     pub(super) fn now(&self) -> UnixMillis {
         let known = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.map_or(0, |(then, at)| {
-            then + i64::try_from(at.elapsed().as_millis()).unwrap_or(0)
-        })
+        known.map_or(0, |(then, at)| then + i64::try_from(at.elapsed().as_millis()).unwrap_or(0))
     }
 }

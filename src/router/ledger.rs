@@ -188,7 +188,9 @@ impl Ledger {
                 Some(SpillCause::Paused)
             } else {
                 chain
-                    .filter(|c| open.iter().any(|o| o == rule.name()) || self.broken.contains_key(c))
+                    .filter(|c| {
+                        open.iter().any(|o| o == rule.name()) || self.broken.contains_key(c)
+                    })
                     .map(|_| SpillCause::Blocked)
             };
             let share = self.share(id, rule, chain);
@@ -266,7 +268,8 @@ impl Ledger {
                 return;
             }
         }
-        let breaks = matches!(ending, Ending::Failed { .. } | Ending::Spilled(_) | Ending::Released);
+        let breaks =
+            matches!(ending, Ending::Failed { .. } | Ending::Spilled(_) | Ending::Released);
         self.end(job.unit, job.share, ending);
         if let Some(chain) = job.chain.filter(|_| breaks) {
             match job.delivery {
@@ -369,7 +372,13 @@ impl Ledger {
 
     /// A settlement can't be written for what one trigger asked for: that
     /// share ends so instead.
-    pub(super) fn unfit(&mut self, id: UnitId, settlement: Settlement, trigger: &str, ending: Ending) {
+    pub(super) fn unfit(
+        &mut self,
+        id: UnitId,
+        settlement: Settlement,
+        trigger: &str,
+        ending: Ending,
+    ) {
         self.take_back(id, settlement);
         let Some(unit) = self.units.get_mut(&id) else { return };
         let Some(index) = unit.shares.iter().position(|share| share.rule.name() == trigger) else {
@@ -433,8 +442,12 @@ impl Ledger {
     /// back.
     pub(super) fn close(&mut self) {
         self.closed = true;
-        let queued: BTreeSet<UnitId> =
-            self.chains.values_mut().flat_map(|link| link.queue.drain(..)).map(|j| j.unit).collect();
+        let queued: BTreeSet<UnitId> = self
+            .chains
+            .values_mut()
+            .flat_map(|link| link.queue.drain(..))
+            .map(|j| j.unit)
+            .collect();
         for id in queued {
             self.release(id);
         }
@@ -642,7 +655,8 @@ impl Ledger {
         }
         if unit.delivery.is_none() {
             let place = (unit.event.lane, unit.event.project.clone());
-            if let Some(track) = self.tracks.get_mut(&place).filter(|_| unit.event.available_at.is_none())
+            if let Some(track) =
+                self.tracks.get_mut(&place).filter(|_| unit.event.available_at.is_none())
             {
                 track.gone(unit.event.pk, settled);
             }

@@ -40,9 +40,7 @@ impl When {
             .map_err(|errors| format!("is no CEL expression: {errors}"))?;
         // Variables that a macro binds, as in `exists(i, …)`, are its own.
         let dense: String = expression.chars().filter(|c| !c.is_whitespace()).collect();
-        let known = |name: &&str| {
-            VARIABLES.contains(name) || dense.contains(&format!("({name},"))
-        };
+        let known = |name: &&str| VARIABLES.contains(name) || dense.contains(&format!("({name},"));
         let unknown =
             program.references().variables().into_iter().find(|n| !known(n)).map(str::to_owned);
         match unknown {

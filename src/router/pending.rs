@@ -148,7 +148,8 @@ fn within<'a>(
         Some(after) => Bound::Excluded(after),
         None => Bound::Included(prefix),
     };
-    keys.range::<str, _>((from, Bound::Unbounded)).take_while(move |(key, _)| key.starts_with(prefix))
+    keys.range::<str, _>((from, Bound::Unbounded))
+        .take_while(move |(key, _)| key.starts_with(prefix))
 }
 
 /// A trigger's state: what is stored, with what is unsettled over it.

@@ -153,11 +153,8 @@ impl Poller {
         let began = Instant::now();
         let limit = u32::try_from(room).unwrap_or(u32::MAX).min(self.host.settings.batch);
         let lease = self.host.settings.lease;
-        let claimed = self
-            .host
-            .store
-            .claim_scheduled(self.host.id, lanes, &projects, limit, lease)
-            .await?;
+        let claimed =
+            self.host.store.claim_scheduled(self.host.id, lanes, &projects, limit, lease).await?;
         let found = claimed.rows.len();
         self.admit_events(claimed, began, number).await?;
         Ok(found)
@@ -239,8 +236,7 @@ impl Poller {
         }
         let began = Instant::now();
         let lease = self.host.settings.lease;
-        let claimed =
-            self.host.store.claim_deliveries(self.host.id, lanes, &wants, lease).await?;
+        let claimed = self.host.store.claim_deliveries(self.host.id, lanes, &wants, lease).await?;
         let found = claimed.rows.len();
         self.host.metrics.claim(found, began.elapsed().as_secs_f64());
         if found == 0 {
@@ -330,11 +326,8 @@ impl Poller {
                 }
                 let wish = self.want(*lane, project) as usize;
                 // Scaled down so that the last lane gets its share too.
-                let scaled = if want as usize > part {
-                    (wish * part / want as usize).max(1)
-                } else {
-                    wish
-                };
+                let scaled =
+                    if want as usize > part { (wish * part / want as usize).max(1) } else { wish };
                 let limit = scaled.min(part - given);
                 given += limit;
                 let above = if sweep { 0 } else { ledger.mark(*lane, project) };
@@ -379,9 +372,8 @@ impl Poller {
     async fn sleep(&mut self) {
         let host = Arc::clone(&self.host);
         let due = host.agenda().next();
-        let until = due.map_or(self.nap, |due| {
-            due.saturating_duration_since(Instant::now()).min(self.nap)
-        });
+        let until =
+            due.map_or(self.nap, |due| due.saturating_duration_since(Instant::now()).min(self.nap));
         let slept = select! {
             () = host.soft.cancelled() => false,
             () = host.to_claim.notified() => false,

@@ -5,9 +5,9 @@ use std::{
     collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::Semaphore;
@@ -68,6 +68,7 @@ pub(super) struct Desk {
     /// Deliveries held for it, waiting or running.
     pub(super) deliveries: AtomicU32,
     pub(super) pending: Pending,
+    pub(super) pace: Pace,
     pub(super) metrics: Arc<TriggerMetrics>,
     bucket: Bucket,
 }
@@ -90,6 +91,42 @@ impl Desk {
     pub(super) fn free(&self) -> u32 {
         let limit = self.room.lock().unwrap_or_else(PoisonError::into_inner).0;
         limit.saturating_mul(2).saturating_sub(self.deliveries.load(Ordering::Relaxed))
+    }
+}
+
+/// How long a trigger's calls take.
+pub(super) struct Pace {
+    /// A moving average, in microseconds.
+    average: AtomicU64,
+    last: Mutex<Instant>,
+}
+
+/// Calls this quick leave no room to be stuck behind them.
+const QUICK: Duration = Duration::from_millis(20);
+
+/// Without a call that ended for so long, they aren't quick any more.
+const SILENCE: Duration = Duration::from_millis(500);
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { average: AtomicU64::new(0), last: Mutex::new(Instant::now()) }
+    }
+}
+
+impl Pace {
+    /// Notes what a call took.
+    pub(super) fn took(&self, micros: u64) {
+        // Racing calls may lose one another's share; it is an average.
+        let average = self.average.load(Ordering::Relaxed);
+        self.average.store((average * 15 + micros) / 16, Ordering::Relaxed);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Whether calls end one soon after another.
+    pub(super) fn is_quick(&self) -> bool {
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let average = Duration::from_micros(self.average.load(Ordering::Relaxed));
+        average < QUICK && last.elapsed() < SILENCE
     }
 }
 
@@ -130,7 +167,7 @@ impl Rules {
         targets: &dyn Targets,
         metrics: &Metrics,
     ) -> Self {
-        static IDS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+        static IDS: AtomicU64 = AtomicU64::new(1);
         let mut projects: HashMap<String, Project> = definitions
             .projects
             .into_iter()
@@ -139,8 +176,7 @@ impl Rules {
         let active: HashMap<(&str, &str), &str> =
             definitions.active.iter().map(|(p, n, d)| ((&**p, &**n), &**d)).collect();
         for trigger in definitions.triggers {
-            let digest =
-                active.get(&(&*trigger.project, &*trigger.spec.target.plugin)).copied();
+            let digest = active.get(&(&*trigger.project, &*trigger.spec.target.plugin)).copied();
             let old = before.rule(&trigger.project, &trigger.name);
             let same = old.filter(|old| {
                 old.trigger.revision == trigger.revision && old.active.as_deref() == digest
@@ -154,6 +190,7 @@ impl Rules {
                             room: Mutex::new((limit, Arc::new(Semaphore::new(limit as usize)))),
                             deliveries: AtomicU32::new(0),
                             pending: Pending::default(),
+                            pace: Pace::default(),
                             metrics: metrics.for_trigger(&trigger.project, &trigger.name),
                             bucket: Bucket::default(),
                         })

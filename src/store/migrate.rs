@@ -20,7 +20,12 @@ pub(super) enum Dialect {
 }
 
 /// Every step, the oldest first.
-pub(super) fn migrations(dialect: Dialect, prefix: &Prefix, inbox: &str, lanes: u16) -> Vec<Migration> {
+pub(super) fn migrations(
+    dialect: Dialect,
+    prefix: &Prefix,
+    inbox: &str,
+    lanes: u16,
+) -> Vec<Migration> {
     let texts = match dialect {
         Dialect::Postgres => [
             ("init", include_str!("../../migrations/postgres/0001_init.sql")),

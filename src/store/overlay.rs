@@ -47,7 +47,8 @@ impl Needs {
                 for key in state.reads.keys().chain(state.writes.keys()) {
                     needs.places.insert((owner.0.clone(), owner.1.clone(), key.clone()));
                 }
-                let deleted = state.writes.values().filter(|write| **write == Write::Delete).count();
+                let deleted =
+                    state.writes.values().filter(|write| **write == Write::Delete).count();
                 *deletions.entry(owner.clone()).or_default() += u32::try_from(deleted).unwrap_or(0);
                 needs.owners.insert(owner);
             }
@@ -107,10 +108,12 @@ impl Overlay {
             .iter()
             .filter(|one| {
                 let state = &one.effects.state;
-                let read = state.reads.iter().all(|(key, seen)| {
-                    self.value(project, &one.trigger, key) == seen.as_deref()
-                });
-                !read || state.listings.iter().any(|l| self.list(project, &one.trigger, l) != l.keys)
+                let read = state
+                    .reads
+                    .iter()
+                    .all(|(key, seen)| self.value(project, &one.trigger, key) == seen.as_deref());
+                !read
+                    || state.listings.iter().any(|l| self.list(project, &one.trigger, l) != l.keys)
             })
             .map(|one| one.trigger.clone())
             .collect();

@@ -1,6 +1,9 @@
 //! Between what columns hold and what the words mean, the same for both databases.
 
-use std::{collections::{BTreeMap, HashMap}, sync::{Arc, PoisonError, RwLock}};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, PoisonError, RwLock},
+};
 
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::AssertSqlSafe;

@@ -10,9 +10,8 @@ pub fn root() -> PathBuf {
 /// A built component, by the name of its file.
 pub fn component(name: &str) -> Vec<u8> {
     let path = root().join(format!("target/plugins/wasm32-wasip2/release/{name}.wasm"));
-    std::fs::read(&path).unwrap_or_else(|error| {
-        panic!("{}: {error}; `scripts/test` builds it", path.display())
-    })
+    std::fs::read(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}; `scripts/test` builds it", path.display()))
 }
 
 /// The component that does what an event's payload tells it.

@@ -51,7 +51,12 @@ impl Host {
     }
 
     /// Sends a request and answers status and JSON body.
-    pub async fn send(&self, method: Method, path: &str, body: Option<Value>) -> (StatusCode, Value) {
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> (StatusCode, Value) {
         let mut request =
             self.client.request(method, format!("{}{path}", self.url)).bearer_auth(KEY);
         if let Some(body) = body {
@@ -84,8 +89,7 @@ impl Host {
     /// Uploads a plugin.
     pub async fn push(&self, project: &str, name: &str, component: Vec<u8>) {
         let url = format!("{}/v1/projects/{project}/plugins/{name}?activate=true", self.url);
-        let response =
-            self.client.put(url).bearer_auth(KEY).body(component).send().await.unwrap();
+        let response = self.client.put(url).bearer_auth(KEY).body(component).send().await.unwrap();
         let status = response.status();
         assert!(status.is_success(), "{status} {}", response.text().await.unwrap());
     }

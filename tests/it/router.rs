@@ -56,7 +56,13 @@ async fn publish(host: &Host, aggregate: &str, name: &str, steps: Value) -> Stri
     publish_with(host, aggregate, name, steps, json!({})).await
 }
 
-async fn publish_with(host: &Host, aggregate: &str, name: &str, steps: Value, more: Value) -> String {
+async fn publish_with(
+    host: &Host,
+    aggregate: &str,
+    name: &str,
+    steps: Value,
+    more: Value,
+) -> String {
     let mut event = json!({
         "resource": "order", "aggregateId": aggregate, "eventName": name, "payload": {"do": steps}
     });
@@ -117,12 +123,14 @@ async fn value_is(host: &Host, trigger: &str, key: &str, expected: &str) {
 async fn a_failure_is_retried_until_it_succeeds(database: &Database) {
     let host = shop(database).await;
     host.trigger("shop", "t", for_events("*")).await;
-    let steps = json!([{"op": "retryUntil", "attempt": 3}, {"op": "increment", "key": "n", "by": 1}]);
+    let steps =
+        json!([{"op": "retryUntil", "attempt": 3}, {"op": "increment", "key": "n", "by": 1}]);
     let id = publish(&host, "a", "x", steps).await;
     let delivery = delivery_is(&host, &id, "t", "done").await;
     assert_eq!(delivery["attempts"], 3);
     let event = event(&host, &id).await;
-    let numbers: Vec<_> = event["attempts"].as_array().unwrap().iter().map(|a| &a["number"]).collect();
+    let numbers: Vec<_> =
+        event["attempts"].as_array().unwrap().iter().map(|a| &a["number"]).collect();
     assert_eq!(numbers.len(), 3, "{numbers:?}");
     assert_eq!(value(&host, "t", "n").await.as_deref(), Some("1"));
 }
@@ -341,18 +349,25 @@ async fn a_new_version_is_used_by_later_events(database: &Database) {
 async fn an_event_that_no_trigger_matches_is_through(database: &Database) {
     let host = shop(database).await;
     let mut document = for_events("*");
-    document["match"] = json!({"eventName": "order.*", "schemaVersion": ">=2", "when": "payload.total > 100"});
+    document["match"] =
+        json!({"eventName": "order.*", "schemaVersion": ">=2", "when": "payload.total > 100"});
     host.trigger("shop", "t", document).await;
-    let total = |total: u32, version: u32| json!({"payload": {"total": total}, "schemaVersion": version});
+    let total =
+        |total: u32, version: u32| json!({"payload": {"total": total}, "schemaVersion": version});
     let small = publish_with(&host, "a", "order.placed", json!([]), total(100, 2)).await;
     let old = publish_with(&host, "a", "order.placed", json!([]), total(101, 1)).await;
     let other = publish_with(&host, "a", "mail.sent", json!([]), total(101, 2)).await;
-    let unclear = publish_with(&host, "a", "order.placed", json!([]), json!({"schemaVersion": 2})).await;
+    let unclear =
+        publish_with(&host, "a", "order.placed", json!([]), json!({"schemaVersion": 2})).await;
     let right = publish_with(&host, "a", "order.placed", json!([]), total(101, 2)).await;
     outcome_is(&host, &right, "t", "done").await;
     for id in [&small, &old, &other] {
         let event = event(&host, id).await;
-        assert_eq!((&event["status"], &event["result"]), (&json!("dispatched"), &json!({})), "{event}");
+        assert_eq!(
+            (&event["status"], &event["result"]),
+            (&json!("dispatched"), &json!({})),
+            "{event}"
+        );
     }
     let result = event(&host, &unclear).await["result"]["t"].clone();
     assert_eq!(result["outcome"], "unmatched", "{result}");
@@ -362,7 +377,8 @@ async fn an_event_that_no_trigger_matches_is_through(database: &Database) {
 async fn scheduled_events_come_when_they_are_due(database: &Database) {
     let host = shop(database).await;
     host.trigger("shop", "t", for_events("*")).await;
-    let first = publish(&host, "a", "x", json!([{"op": "append", "key": "seen", "text": "now"}])).await;
+    let first =
+        publish(&host, "a", "x", json!([{"op": "append", "key": "seen", "text": "now"}])).await;
     outcome_is(&host, &first, "t", "done").await;
     let created = event(&host, &first).await["createdAt"].as_i64().unwrap();
     let steps = json!([{"op": "append", "key": "seen", "text": "then"}]);

@@ -88,23 +88,21 @@ impl Postgres {
         let ids: Vec<Uuid> = column(events, |e| e.message_id.unwrap_or_else(Uuid::now_v7));
         // A key given twice in one batch is the first one's: the conflict
         // clause sees rows of its own statement too.
-        let rows = query(self.sql.of(concat!(
-            insert_events!(),
-            " RETURNING message_id, created_at"
-        )))
-        .bind(&ids)
-        .bind(column(events, |e| &*e.project) as Texts)
-        .bind(column(events, |e| &*e.resource) as Texts)
-        .bind(column(events, |e| &*e.aggregate_id) as Texts)
-        .bind(column(events, |e| &*e.event_name) as Texts)
-        .bind(column(events, |e| i32::try_from(e.schema_version).unwrap_or(i32::MAX)))
-        .bind(column(events, |e| &*e.payload) as Texts)
-        .bind(column(events, |e| e.meta.as_deref()))
-        .bind(column(events, |e| e.dedup_key.as_deref()))
-        .bind(column(events, |e| e.available_at))
-        .fetch_all(&mut *tx)
-        .await
-        .map_err(fault)?;
+        let rows =
+            query(self.sql.of(concat!(insert_events!(), " RETURNING message_id, created_at")))
+                .bind(&ids)
+                .bind(column(events, |e| &*e.project) as Texts)
+                .bind(column(events, |e| &*e.resource) as Texts)
+                .bind(column(events, |e| &*e.aggregate_id) as Texts)
+                .bind(column(events, |e| &*e.event_name) as Texts)
+                .bind(column(events, |e| i32::try_from(e.schema_version).unwrap_or(i32::MAX)))
+                .bind(column(events, |e| &*e.payload) as Texts)
+                .bind(column(events, |e| e.meta.as_deref()))
+                .bind(column(events, |e| e.dedup_key.as_deref()))
+                .bind(column(events, |e| e.available_at))
+                .fetch_all(&mut *tx)
+                .await
+                .map_err(fault)?;
         let mut new = HashMap::with_capacity(rows.len());
         for row in rows {
             new.insert(get::<Uuid>(&row, 0)?, get::<i64>(&row, 1)?);
@@ -115,11 +113,9 @@ impl Postgres {
                 recorded.push(Recorded::New { message_id: id, created_at });
                 continue;
             }
-            let row = query(self.sql.of(
-                "SELECT message_id, created_at FROM {p}outbox
+            let row = query(self.sql.of("SELECT message_id, created_at FROM {p}outbox
                   WHERE (project_id = $1 AND dedup_key = $2 AND dedup_key <> '') OR message_id = $3
-                  ORDER BY pk LIMIT 1",
-            ))
+                  ORDER BY pk LIMIT 1"))
             .bind(&event.project)
             .bind(event.dedup_key.as_deref().unwrap_or(""))
             .bind(id)
@@ -136,8 +132,7 @@ impl Postgres {
     pub(super) async fn find_work(&self, lanes: &[Lane]) -> Result<Survey, StoreError> {
         // Two skip scans, one probe for each distinct pair, and one look at
         // the head of each lane's schedule.
-        let rows = query(self.sql.of(
-            "WITH RECURSIVE seam AS (
+        let rows = query(self.sql.of("WITH RECURSIVE seam AS (
                  SELECT l.lane, (SELECT o.project_id FROM {p}outbox o
                                   WHERE o.lane = l.lane AND o.dispatched_at IS NULL
                                     AND o.available_at IS NULL
@@ -169,8 +164,7 @@ impl Postgres {
                    SELECT o.available_at AS at FROM {p}outbox o
                     WHERE o.lane = l.lane AND o.dispatched_at IS NULL
                       AND o.available_at IS NOT NULL
-                    ORDER BY o.lane, o.available_at LIMIT 1) h",
-        ))
+                    ORDER BY o.lane, o.available_at LIMIT 1) h"))
         .bind(lanes)
         .fetch_all(&self.router)
         .await
@@ -371,8 +365,7 @@ impl Postgres {
         lease: Duration,
     ) -> Result<Vec<Held>, StoreError> {
         let parts = Parts::of(claims);
-        let rows = query(self.sql.of(
-            "WITH now AS MATERIALIZED (SELECT {p}now_ms() AS ms),
+        let rows = query(self.sql.of("WITH now AS MATERIALIZED (SELECT {p}now_ms() AS ms),
              e AS (UPDATE {p}outbox o SET claimed_until = (SELECT ms FROM now) + $5
                      FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
                     WHERE o.pk = c.pk AND o.claim_id = c.id AND o.dispatched_at IS NULL
@@ -381,8 +374,7 @@ impl Postgres {
                      FROM unnest($3::bigint[], $4::uuid[]) AS c(pk, id)
                     WHERE d.id = c.pk AND d.claim_id = c.id AND d.state IN ('ready', 'blocked')
                    RETURNING d.id)
-             SELECT false, pk FROM e UNION ALL SELECT true, id FROM d",
-        ))
+             SELECT false, pk FROM e UNION ALL SELECT true, id FROM d"))
         .bind(&parts.events)
         .bind(&parts.event_claims)
         .bind(&parts.deliveries)
@@ -402,15 +394,13 @@ impl Postgres {
 
     pub(super) async fn give_back(&self, claims: &[&Claim]) -> Result<(), StoreError> {
         let parts = Parts::of(claims);
-        query(self.sql.of(
-            "WITH e AS (UPDATE {p}outbox o
+        query(self.sql.of("WITH e AS (UPDATE {p}outbox o
                            SET claim_id = NULL, claimed_until = NULL, claims = o.claims - 1
                      FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
                     WHERE o.pk = c.pk AND o.claim_id = c.id AND o.dispatched_at IS NULL)
              UPDATE {p}delivery d SET claim_id = NULL, claimed_until = NULL, claims = d.claims - 1
                FROM unnest($3::bigint[], $4::uuid[]) AS c(pk, id)
-              WHERE d.id = c.pk AND d.claim_id = c.id AND d.state IN ('ready', 'blocked')",
-        ))
+              WHERE d.id = c.pk AND d.claim_id = c.id AND d.state IN ('ready', 'blocked')"))
         .bind(&parts.events)
         .bind(&parts.event_claims)
         .bind(&parts.deliveries)

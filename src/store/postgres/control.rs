@@ -15,7 +15,7 @@ use crate::{
     store::{
         ApiKey, ControlVersion, Definitions, HostId, HostInfo, KeyRow, Project, StoreError,
         TriggerGone,
-        rows::{from_json, millis, role_of, role_name, to_json},
+        rows::{from_json, millis, role_name, role_of, to_json},
     },
 };
 
@@ -82,16 +82,15 @@ impl Postgres {
 
     pub(super) async fn create_project(&self, name: &str) -> Result<bool, StoreError> {
         let mut tx = self.pool.begin().await.map_err(fault)?;
-        let new = query(self.sql.of(
-            "INSERT INTO {p}project (name, created_at) VALUES ($1, {p}now_ms())
-             ON CONFLICT DO NOTHING",
-        ))
-        .bind(name)
-        .execute(&mut *tx)
-        .await
-        .map_err(fault)?
-        .rows_affected()
-            > 0;
+        let new =
+            query(self.sql.of("INSERT INTO {p}project (name, created_at) VALUES ($1, {p}now_ms())
+             ON CONFLICT DO NOTHING"))
+            .bind(name)
+            .execute(&mut *tx)
+            .await
+            .map_err(fault)?
+            .rows_affected()
+                > 0;
         if new {
             self.raise(&mut tx).await?;
         }
@@ -127,10 +126,8 @@ impl Postgres {
         &self,
         name: Option<&str>,
     ) -> Result<Vec<Project>, StoreError> {
-        let rows = query(self.sql.of(
-            "SELECT name, enabled, created_at FROM {p}project
-              WHERE $1::text IS NULL OR name = $1 ORDER BY name",
-        ))
+        let rows = query(self.sql.of("SELECT name, enabled, created_at FROM {p}project
+              WHERE $1::text IS NULL OR name = $1 ORDER BY name"))
         .bind(name)
         .fetch_all(&self.pool)
         .await
@@ -177,11 +174,9 @@ impl Postgres {
         };
         // Definitions change one after another, so the plugin can't be deleted
         // between this look and the commit.
-        let known: bool = query_scalar(self.sql.of(
-            "SELECT EXISTS (SELECT FROM {p}plugin_version
+        let known: bool = query_scalar(self.sql.of("SELECT EXISTS (SELECT FROM {p}plugin_version
                              WHERE project_id = $1 AND plugin_name = $2
-                               AND ($3::text IS NULL OR digest = $3))",
-        ))
+                               AND ($3::text IS NULL OR digest = $3))"))
         .bind(project)
         .bind(&spec.target.plugin)
         .bind(digest)
@@ -233,10 +228,11 @@ impl Postgres {
     ) -> Result<bool, StoreError> {
         let mut tx = self.pool.begin().await.map_err(fault)?;
         let revision = self.raise(&mut tx).await?;
-        let found = query(self.sql.of(
-            "UPDATE {p}trigger SET paused = $3, revision = $4, updated_at = {p}now_ms()
-              WHERE project_id = $1 AND name = $2",
-        ))
+        let found = query(
+            self.sql
+                .of("UPDATE {p}trigger SET paused = $3, revision = $4, updated_at = {p}now_ms()
+              WHERE project_id = $1 AND name = $2"),
+        )
         .bind(project)
         .bind(name)
         .bind(reason)
@@ -328,22 +324,21 @@ impl Postgres {
         name: &str,
         lease: Duration,
     ) -> Result<usize, StoreError> {
-        let live: i64 = query_scalar(self.sql.of(
-            "WITH n AS MATERIALIZED (SELECT {p}now_ms() AS ms),
+        let live: i64 =
+            query_scalar(self.sql.of("WITH n AS MATERIALIZED (SELECT {p}now_ms() AS ms),
              gone AS (DELETE FROM {p}host h USING n WHERE h.heartbeat_at < n.ms - 10 * $4::bigint),
              me AS (INSERT INTO {p}host (id, name, version, started_at, heartbeat_at)
                     SELECT $1, $2, $3, ms, ms FROM n
                         ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at)
              SELECT 1 + count(*) FROM {p}host h, n
-              WHERE h.id <> $1 AND h.heartbeat_at >= n.ms - $4",
-        ))
-        .bind(host.0)
-        .bind(name)
-        .bind(env!("CARGO_PKG_VERSION"))
-        .bind(millis(lease))
-        .fetch_one(&self.leases)
-        .await
-        .map_err(fault)?;
+              WHERE h.id <> $1 AND h.heartbeat_at >= n.ms - $4"))
+            .bind(host.0)
+            .bind(name)
+            .bind(env!("CARGO_PKG_VERSION"))
+            .bind(millis(lease))
+            .fetch_one(&self.leases)
+            .await
+            .map_err(fault)?;
         Ok(usize::try_from(live).unwrap_or(1))
     }
 

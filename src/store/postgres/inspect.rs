@@ -236,7 +236,8 @@ impl Postgres {
 
     pub(super) async fn holder(&self, lane: Lane) -> Result<Option<HostId>, StoreError> {
         let holder: Option<Option<Uuid>> = query_scalar(
-            self.sql.of("SELECT holder FROM {p}lane WHERE lane = $1 AND lease_until >= {p}now_ms()"),
+            self.sql
+                .of("SELECT holder FROM {p}lane WHERE lane = $1 AND lease_until >= {p}now_ms()"),
         )
         .bind(lane)
         .fetch_optional(&self.pool)
@@ -272,20 +273,19 @@ impl Postgres {
             counts.in_flight = get(row, 2)?;
             counts.oldest_pending_ms = get::<Option<i64>>(row, 3)?.map(|at| (now - at).max(0));
         }
-        let rows = query(self.sql.of(
-            "SELECT o.project_id, count(*) FILTER (WHERE o.available_at > $1),
+        let rows =
+            query(self.sql.of("SELECT o.project_id, count(*) FILTER (WHERE o.available_at > $1),
                     count(*) FILTER (WHERE o.available_at <= $1 AND NOT o.busy),
                     count(*) FILTER (WHERE o.busy)
                FROM (SELECT project_id, available_at, coalesce(claimed_until >= $1, false) AS busy
                        FROM {p}outbox WHERE dispatched_at IS NULL AND available_at IS NOT NULL
                       LIMIT $2) o
-              GROUP BY o.project_id",
-        ))
-        .bind(now)
-        .bind(MAX_COUNT)
-        .fetch_all(&self.pool)
-        .await
-        .map_err(fault)?;
+              GROUP BY o.project_id"))
+            .bind(now)
+            .bind(MAX_COUNT)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(fault)?;
         for row in &rows {
             let counts = status.projects.entry(get(row, 0)?).or_default();
             counts.scheduled = get(row, 1)?;
@@ -298,19 +298,22 @@ impl Postgres {
     }
 
     async fn tally_deliveries(&self, status: &mut Status) -> Result<(), StoreError> {
-        let rows = query(self.sql.of(
-            "SELECT d.project_id, d.trigger_name, d.state, count(*), max(d.id)
+        let rows =
+            query(self.sql.of("SELECT d.project_id, d.trigger_name, d.state, count(*), max(d.id)
                FROM ((SELECT project_id, trigger_name, state, id FROM {p}delivery
-                       WHERE state IN ('ready', 'blocked') LIMIT $1)
+                       WHERE state = 'ready' LIMIT $1)
+                     UNION ALL
+                     (SELECT project_id, trigger_name, state, id FROM {p}delivery
+                       WHERE state IN ('ready', 'blocked') AND chain > 0 AND state = 'blocked'
+                       LIMIT $1)
                      UNION ALL
                      (SELECT project_id, trigger_name, state, id FROM {p}delivery
                        WHERE state = 'dead' LIMIT $1)) d
-              GROUP BY d.project_id, d.trigger_name, d.state",
-        ))
-        .bind(MAX_COUNT)
-        .fetch_all(&self.pool)
-        .await
-        .map_err(fault)?;
+              GROUP BY d.project_id, d.trigger_name, d.state"))
+            .bind(MAX_COUNT)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(fault)?;
         let mut latest = Vec::with_capacity(rows.len());
         for row in &rows {
             let project = status.projects.entry(get(row, 0)?).or_default();
@@ -322,14 +325,13 @@ impl Postgres {
             }
             latest.push(get::<i64>(row, 4)?);
         }
-        let rows = query(self.sql.of(
-            "SELECT project_id, trigger_name, last_error FROM {p}delivery
-              WHERE id = ANY($1) AND last_error IS NOT NULL ORDER BY id",
-        ))
-        .bind(&latest)
-        .fetch_all(&self.pool)
-        .await
-        .map_err(fault)?;
+        let rows =
+            query(self.sql.of("SELECT project_id, trigger_name, last_error FROM {p}delivery
+              WHERE id = ANY($1) AND last_error IS NOT NULL ORDER BY id"))
+            .bind(&latest)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(fault)?;
         for row in &rows {
             let project = status.projects.entry(get(row, 0)?).or_default();
             project.triggers.entry(get(row, 1)?).or_default().last_error = get(row, 2)?;
@@ -338,10 +340,10 @@ impl Postgres {
     }
 
     async fn tally_totals(&self, status: &mut Status) -> Result<(), StoreError> {
-        let rows = query(self.sql.of(
-            "SELECT project_id, trigger_name, sum(done)::bigint, sum(failed)::bigint
-               FROM {p}counter GROUP BY project_id, trigger_name",
-        ))
+        let rows = query(
+            self.sql.of("SELECT project_id, trigger_name, sum(done)::bigint, sum(failed)::bigint
+               FROM {p}counter GROUP BY project_id, trigger_name"),
+        )
         .fetch_all(&self.pool)
         .await
         .map_err(fault)?;

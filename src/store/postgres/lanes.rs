@@ -20,11 +20,9 @@ impl Postgres {
     ) -> Result<Vec<Lane>, StoreError> {
         let mut tx = self.leases.begin().await.map_err(fault)?;
         // Locked lanes are being claimed in or taken by somebody: not free.
-        let rows = query(self.sql.of(
-            "SELECT lane FROM {p}lane
+        let rows = query(self.sql.of("SELECT lane FROM {p}lane
               WHERE holder IS NULL OR lease_until < {p}now_ms()
-              ORDER BY lane LIMIT $1 FOR UPDATE SKIP LOCKED",
-        ))
+              ORDER BY lane LIMIT $1 FOR UPDATE SKIP LOCKED"))
         .bind(i64::try_from(want).unwrap_or(i64::MAX))
         .fetch_all(&mut *tx)
         .await
@@ -43,18 +41,14 @@ impl Postgres {
         .await
         .map_err(fault)?;
         // Waits for a settle under way, and leaves later ones nothing to match.
-        query(self.sql.of(
-            "UPDATE {p}outbox SET claim_id = NULL, claimed_until = NULL
-              WHERE lane = ANY($1) AND dispatched_at IS NULL AND claim_id IS NOT NULL",
-        ))
+        query(self.sql.of("UPDATE {p}outbox SET claim_id = NULL, claimed_until = NULL
+              WHERE lane = ANY($1) AND dispatched_at IS NULL AND claim_id IS NOT NULL"))
         .bind(&lanes)
         .execute(&mut *tx)
         .await
         .map_err(fault)?;
-        query(self.sql.of(
-            "UPDATE {p}delivery SET claim_id = NULL, claimed_until = NULL
-              WHERE lane = ANY($1) AND state IN ('ready', 'blocked') AND claim_id IS NOT NULL",
-        ))
+        query(self.sql.of("UPDATE {p}delivery SET claim_id = NULL, claimed_until = NULL
+              WHERE lane = ANY($1) AND state IN ('ready', 'blocked') AND claim_id IS NOT NULL"))
         .bind(&lanes)
         .execute(&mut *tx)
         .await

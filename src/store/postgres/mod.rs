@@ -178,4 +178,3 @@ fn column<'a, T, R>(rows: &'a [T], of: impl Fn(&'a T) -> R) -> Vec<R> {
 
 /// Texts to bind as an array, without copying them.
 type Texts<'a> = Vec<&'a str>;
-

@@ -165,12 +165,14 @@ impl Postgres {
         if gone.rows_affected() == 0 {
             return Ok(None);
         }
-        query(self.sql.of("DELETE FROM {p}plugin_version WHERE project_id = $1 AND plugin_name = $2"))
-            .bind(project)
-            .bind(name)
-            .execute(&mut *tx)
-            .await
-            .map_err(fault)?;
+        query(
+            self.sql.of("DELETE FROM {p}plugin_version WHERE project_id = $1 AND plugin_name = $2"),
+        )
+        .bind(project)
+        .bind(name)
+        .execute(&mut *tx)
+        .await
+        .map_err(fault)?;
         tx.commit().await.map_err(fault)?;
         Ok(Some(users))
     }

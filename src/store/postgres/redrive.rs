@@ -55,15 +55,16 @@ pub(super) fn bind_filter<'q>(
 impl Postgres {
     pub(super) async fn requeue_one(&self, project: &str, id: i64) -> Result<Requeued, StoreError> {
         let mut tx = self.pool.begin().await.map_err(fault)?;
-        let ours: Option<i64> = query_scalar(self.sql.of(
-            "SELECT id FROM {p}delivery WHERE id = $1 AND project_id = $2 AND state = 'dead'
+        let ours: Option<i64> =
+            query_scalar(self.sql.of(
+                "SELECT id FROM {p}delivery WHERE id = $1 AND project_id = $2 AND state = 'dead'
                 FOR UPDATE",
-        ))
-        .bind(id)
-        .bind(project)
-        .fetch_optional(&mut *tx)
-        .await
-        .map_err(fault)?;
+            ))
+            .bind(id)
+            .bind(project)
+            .fetch_optional(&mut *tx)
+            .await
+            .map_err(fault)?;
         if ours.is_none() {
             return Ok(Requeued::Unknown);
         }
@@ -77,27 +78,23 @@ impl Postgres {
     /// themselves, and block nothing newer: the first of a key runs, unless
     /// one that was re-driven before is still open.
     async fn requeue_all(&self, db: &mut PgConnection, ids: &[i64]) -> Result<(), StoreError> {
-        let rows = query(self.sql.of(
-            "SELECT d.id FROM {p}delivery d
+        let rows = query(self.sql.of("SELECT d.id FROM {p}delivery d
               WHERE d.id = ANY($1) AND NOT EXISTS (
                   SELECT FROM {p}delivery o
                    WHERE o.project_id = d.project_id AND o.resource = d.resource
                      AND o.aggregate_id = d.aggregate_id AND o.trigger_name = d.trigger_name
-                     AND o.chain = 2 AND o.state IN ('ready', 'blocked'))",
-        ))
+                     AND o.chain = 2 AND o.state IN ('ready', 'blocked'))"))
         .bind(ids)
         .fetch_all(&mut *db)
         .await
         .map_err(fault)?;
         let first = rows.iter().map(|row| get(row, 0)).collect::<Result<Vec<i64>, _>>()?;
-        query(self.sql.of(
-            "UPDATE {p}delivery d
+        query(self.sql.of("UPDATE {p}delivery d
                 SET state = CASE WHEN d.chain = 0 THEN 'ready' ELSE 'blocked' END,
                     chain = CASE WHEN d.chain = 0 THEN 0 ELSE 2 END,
                     attempts = 0, claims = 0, due_at = {p}now_ms(), ended_at = NULL,
                     claim_id = NULL, claimed_until = NULL
-              WHERE d.id = ANY($1)",
-        ))
+              WHERE d.id = ANY($1)"))
         .bind(ids)
         .execute(&mut *db)
         .await
@@ -106,9 +103,10 @@ impl Postgres {
     }
 
     pub(super) async fn purge_one(&self, project: &str, id: i64) -> Result<bool, StoreError> {
-        let gone = query(self.sql.of(
-            "DELETE FROM {p}delivery WHERE id = $1 AND project_id = $2 AND state = 'dead'",
-        ))
+        let gone = query(
+            self.sql
+                .of("DELETE FROM {p}delivery WHERE id = $1 AND project_id = $2 AND state = 'dead'"),
+        )
         .bind(id)
         .bind(project)
         .execute(&self.pool)
@@ -163,12 +161,13 @@ impl Postgres {
         project: &str,
         id: Uuid,
     ) -> Result<Option<Operation>, StoreError> {
-        let row = query(self.sql.of("SELECT * FROM {p}operation WHERE id = $1 AND project_id = $2"))
-            .bind(id)
-            .bind(project)
-            .fetch_optional(&self.pool)
-            .await
-            .map_err(fault)?;
+        let row =
+            query(self.sql.of("SELECT * FROM {p}operation WHERE id = $1 AND project_id = $2"))
+                .bind(id)
+                .bind(project)
+                .fetch_optional(&self.pool)
+                .await
+                .map_err(fault)?;
         row.as_ref().map(operation).transpose()
     }
 
@@ -177,10 +176,8 @@ impl Postgres {
         project: &str,
         id: Uuid,
     ) -> Result<Option<Operation>, StoreError> {
-        query(self.sql.of(
-            "UPDATE {p}operation SET state = 'cancelled', updated_at = {p}now_ms()
-              WHERE id = $1 AND project_id = $2 AND state = 'running'",
-        ))
+        query(self.sql.of("UPDATE {p}operation SET state = 'cancelled', updated_at = {p}now_ms()
+              WHERE id = $1 AND project_id = $2 AND state = 'running'"))
         .bind(id)
         .bind(project)
         .execute(&self.pool)
@@ -191,10 +188,8 @@ impl Postgres {
 
     pub(super) async fn advance_one(&self, batch: u32) -> Result<bool, StoreError> {
         let mut tx = self.pool.begin().await.map_err(fault)?;
-        let row = query(self.sql.of(
-            "SELECT * FROM {p}operation WHERE state = 'running'
-              ORDER BY created_at LIMIT 1 FOR UPDATE SKIP LOCKED",
-        ))
+        let row = query(self.sql.of("SELECT * FROM {p}operation WHERE state = 'running'
+              ORDER BY created_at LIMIT 1 FOR UPDATE SKIP LOCKED"))
         .fetch_optional(&mut *tx)
         .await
         .map_err(fault)?;

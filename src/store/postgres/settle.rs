@@ -46,9 +46,9 @@ impl Postgres {
             tx.commit().await.map_err(fault)?;
             Ok(verdicts)
         };
-        tokio::time::timeout(within, work).await.unwrap_or_else(|late| {
-            Err(StoreError::Busy(late.into()))
-        })
+        tokio::time::timeout(within, work)
+            .await
+            .unwrap_or_else(|late| Err(StoreError::Busy(late.into())))
     }
 
     async fn write_rows(
@@ -57,10 +57,8 @@ impl Postgres {
         group: &[Settlement],
     ) -> Result<Vec<Settled>, StoreError> {
         let held = self.lock_held(db, group).await?;
-        let mut verdicts: Vec<Option<Settled>> = group
-            .iter()
-            .map(|s| (!held.contains(&s.claim.row)).then_some(Settled::Lost))
-            .collect();
+        let mut verdicts: Vec<Option<Settled>> =
+            group.iter().map(|s| (!held.contains(&s.claim.row)).then_some(Settled::Lost)).collect();
         let still = |verdicts: &[Option<Settled>]| -> Vec<&Settlement> {
             group.iter().zip(verdicts).filter(|(_, v)| v.is_none()).map(|(s, _)| s).collect()
         };
@@ -94,17 +92,16 @@ impl Postgres {
         let parts = Parts::of(&claims);
         let mut held = HashSet::with_capacity(group.len());
         if !parts.events.is_empty() {
-            let rows = query(self.sql.of(
-                "SELECT o.pk FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
+            let rows =
+                query(self.sql.of("SELECT o.pk FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
                    JOIN {p}outbox o ON o.pk = c.pk
                   WHERE o.claim_id = c.id AND o.dispatched_at IS NULL
-                    FOR NO KEY UPDATE OF o",
-            ))
-            .bind(&parts.events)
-            .bind(&parts.event_claims)
-            .fetch_all(&mut *db)
-            .await
-            .map_err(fault)?;
+                    FOR NO KEY UPDATE OF o"))
+                .bind(&parts.events)
+                .bind(&parts.event_claims)
+                .fetch_all(&mut *db)
+                .await
+                .map_err(fault)?;
             for row in &rows {
                 held.insert(Row::Event(get(row, 0)?));
             }
@@ -145,13 +142,11 @@ impl Postgres {
         if pks.is_empty() {
             return Ok(());
         }
-        query(self.sql.of(
-            "UPDATE {p}outbox o
+        query(self.sql.of("UPDATE {p}outbox o
                 SET dispatched_at = (SELECT {p}now_ms()), result_json = r.result::json,
                     claim_id = NULL, claimed_until = NULL
                FROM unnest($1::bigint[], $2::text[]) AS r(pk, result)
-              WHERE o.pk = r.pk",
-        ))
+              WHERE o.pk = r.pk"))
         .bind(&pks)
         .bind(&results as &Texts)
         .execute(db)
@@ -203,14 +198,14 @@ impl Postgres {
         .execute(&mut *db)
         .await
         .map_err(fault)?;
-        let ended: Vec<i64> =
-            ends.iter().filter(|e| e.1 != "ready").map(|e| e.0).collect();
+        let ended: Vec<i64> = ends.iter().filter(|e| e.1 != "ready").map(|e| e.0).collect();
         self.release_successors(db, &ended).await
     }
 
     /// After these deliveries ended: the first one that is left of each of
     /// their keys is no longer blocked. A statement of its own, so that it
     /// sees what others inserted while they waited for the ended ones' locks.
+    /// Row comparisons and the whole order leave but one index to walk.
     pub(super) async fn release_successors(
         &self,
         db: &mut PgConnection,
@@ -228,11 +223,13 @@ impl Postgres {
                             FROM {p}delivery e WHERE e.id = ANY($1) AND e.chain > 0) k,
                          LATERAL (
                              SELECT o.id FROM {p}delivery o
-                              WHERE o.project_id = k.project_id AND o.resource = k.resource
-                                AND o.aggregate_id = k.aggregate_id
-                                AND o.trigger_name = k.trigger_name AND o.chain = k.chain
-                                AND o.state IN ('ready', 'blocked')
-                              ORDER BY o.event_pk, o.id LIMIT 1) n))",
+                              WHERE o.state IN ('ready', 'blocked') AND o.chain > 0
+                                AND (o.project_id, o.resource, o.aggregate_id, o.trigger_name, o.chain)
+                                  >= (k.project_id, k.resource, k.aggregate_id, k.trigger_name, k.chain)
+                                AND (o.project_id, o.resource, o.aggregate_id, o.trigger_name, o.chain)
+                                  <= (k.project_id, k.resource, k.aggregate_id, k.trigger_name, k.chain)
+                              ORDER BY o.project_id, o.resource, o.aggregate_id, o.trigger_name,
+                                       o.chain, o.event_pk LIMIT 1) n))",
         ))
         .bind(ended)
         .execute(db)
@@ -317,16 +314,18 @@ impl Postgres {
             return Ok(Vec::new());
         }
         let keys: Vec<_> = keys.into_iter().collect();
-        let rows = query(self.sql.of(
-            "SELECT k.project, k.resource, k.aggregate, k.trigger
+        let rows = query(self.sql.of("SELECT k.project, k.resource, k.aggregate, k.trigger
                FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
                     AS k(project, resource, aggregate, trigger), LATERAL (
                  SELECT FROM {p}delivery d
-                  WHERE d.project_id = k.project AND d.resource = k.resource
-                    AND d.aggregate_id = k.aggregate AND d.trigger_name = k.trigger
-                    AND d.chain = 1 AND d.state IN ('ready', 'blocked')
-                  ORDER BY d.event_pk DESC LIMIT 1 FOR NO KEY UPDATE) p",
-        ))
+                  WHERE d.state IN ('ready', 'blocked') AND d.chain > 0
+                    AND (d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain)
+                      >= (k.project, k.resource, k.aggregate, k.trigger, 1)
+                    AND (d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain)
+                      <= (k.project, k.resource, k.aggregate, k.trigger, 1)
+                  ORDER BY d.project_id DESC, d.resource DESC, d.aggregate_id DESC,
+                           d.trigger_name DESC, d.chain DESC, d.event_pk DESC
+                  LIMIT 1 FOR NO KEY UPDATE) p"))
         .bind(column(&keys, |k| k.0) as Texts)
         .bind(column(&keys, |k| k.1) as Texts)
         .bind(column(&keys, |k| k.2) as Texts)
@@ -349,19 +348,19 @@ impl Postgres {
             return Ok(());
         }
         query(self.sql.of(insert_events!()))
-        .bind(column(&events, |e| e.message_id.unwrap_or_else(Uuid::now_v7)))
-        .bind(column(&events, |e| &*e.project) as Texts)
-        .bind(column(&events, |e| &*e.resource) as Texts)
-        .bind(column(&events, |e| &*e.aggregate_id) as Texts)
-        .bind(column(&events, |e| &*e.event_name) as Texts)
-        .bind(column(&events, |e| i32::try_from(e.schema_version).unwrap_or(i32::MAX)))
-        .bind(column(&events, |e| &*e.payload) as Texts)
-        .bind(column(&events, |e| e.meta.as_deref()))
-        .bind(column(&events, |e| e.dedup_key.as_deref()))
-        .bind(column(&events, |e| e.available_at))
-        .execute(db)
-        .await
-        .map_err(fault)?;
+            .bind(column(&events, |e| e.message_id.unwrap_or_else(Uuid::now_v7)))
+            .bind(column(&events, |e| &*e.project) as Texts)
+            .bind(column(&events, |e| &*e.resource) as Texts)
+            .bind(column(&events, |e| &*e.aggregate_id) as Texts)
+            .bind(column(&events, |e| &*e.event_name) as Texts)
+            .bind(column(&events, |e| i32::try_from(e.schema_version).unwrap_or(i32::MAX)))
+            .bind(column(&events, |e| &*e.payload) as Texts)
+            .bind(column(&events, |e| e.meta.as_deref()))
+            .bind(column(&events, |e| e.dedup_key.as_deref()))
+            .bind(column(&events, |e| e.available_at))
+            .execute(db)
+            .await
+            .map_err(fault)?;
         Ok(())
     }
 

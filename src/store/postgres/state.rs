@@ -78,9 +78,8 @@ impl Postgres {
             .fetch_all(&self.pool)
             .await
             .map_err(fault)?;
-        let entry = |row| {
-            Ok(StateEntry { key: get(row, 0)?, value: get(row, 1)?, version: get(row, 2)? })
-        };
+        let entry =
+            |row| Ok(StateEntry { key: get(row, 0)?, value: get(row, 1)?, version: get(row, 2)? });
         rows.iter().map(entry).collect()
     }
 
@@ -94,25 +93,21 @@ impl Postgres {
         let owners: Vec<_> = needs.owners.iter().collect();
         // One lock for each trigger, in sorted order, so that two hosts'
         // settles wait for each other instead of deadlocking.
-        query(self.sql.of(
-            "SELECT pg_advisory_xact_lock(k.h)
+        query(self.sql.of("SELECT pg_advisory_xact_lock(k.h)
                FROM (SELECT DISTINCT hashtextextended('{p}state',
                                 hashtextextended(o.trigger, hashtextextended(o.project, 0))) AS h
                        FROM unnest($1::text[], $2::text[]) AS o(project, trigger)
-                      ORDER BY h) k",
-        ))
+                      ORDER BY h) k"))
         .bind(column(&owners, |o| &*o.0) as Texts)
         .bind(column(&owners, |o| &*o.1) as Texts)
         .execute(&mut *db)
         .await
         .map_err(fault)?;
         let places: Vec<_> = needs.places.iter().collect();
-        let rows = query(self.sql.of(
-            "SELECT s.project_id, s.trigger_name, s.key, s.value
+        let rows = query(self.sql.of("SELECT s.project_id, s.trigger_name, s.key, s.value
                FROM unnest($1::text[], $2::text[], $3::text[]) AS k(project, trigger, key)
                JOIN {p}state s ON s.project_id = k.project AND s.trigger_name = k.trigger
-                              AND s.key = k.key",
-        ))
+                              AND s.key = k.key"))
         .bind(column(&places, |p| &*p.0) as Texts)
         .bind(column(&places, |p| &*p.1) as Texts)
         .bind(column(&places, |p| &*p.2) as Texts)
@@ -144,12 +139,10 @@ impl Postgres {
             }
         }
         if !sets.is_empty() {
-            query(self.sql.of(
-                "INSERT INTO {p}state AS s (project_id, trigger_name, key, value)
+            query(self.sql.of("INSERT INTO {p}state AS s (project_id, trigger_name, key, value)
                  SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bytea[])
                  ON CONFLICT (project_id, trigger_name, key)
-                 DO UPDATE SET value = excluded.value, version = s.version + 1",
-            ))
+                 DO UPDATE SET value = excluded.value, version = s.version + 1"))
             .bind(column(&sets, |s| &*s.0.0) as Texts)
             .bind(column(&sets, |s| &*s.0.1) as Texts)
             .bind(column(&sets, |s| &*s.0.2) as Texts)

@@ -7,7 +7,10 @@ use sqlx::{SqliteConnection, query};
 use super::{Sqlite, fault, get, text};
 use crate::{
     model::{UnixMillis, event::Event},
-    store::{Chain, StoreError, rows::{chain_code, to_json}},
+    store::{
+        Chain, StoreError,
+        rows::{chain_code, to_json},
+    },
 };
 
 /// Project, resource, aggregate and trigger.
@@ -36,10 +39,8 @@ impl Sqlite {
     ) -> Result<Open, StoreError> {
         let mut open = Open { keys: Vec::new(), triggers: HashMap::new() };
         // Most of the time no key at all has one.
-        let some = query(self.sql.of(
-            "SELECT 1 FROM {p}delivery INDEXED BY {p}delivery_run
-              WHERE state IN ('ready', 'blocked') AND chain > 0 LIMIT 1",
-        ))
+        let some = query(self.sql.of("SELECT 1 FROM {p}delivery INDEXED BY {p}delivery_run
+              WHERE state IN ('ready', 'blocked') AND chain > 0 LIMIT 1"))
         .fetch_optional(&mut *db)
         .await
         .map_err(fault)?;
@@ -57,8 +58,8 @@ impl Sqlite {
             open.keys.push(place);
         }
         // From trigger to trigger, however many deliveries one of them has.
-        let rows = query(self.sql.of(
-            "WITH RECURSIVE t(place, project, resource, aggregate, name) AS (
+        let rows =
+            query(self.sql.of("WITH RECURSIVE t(place, project, resource, aggregate, name) AS (
                  SELECT k.key, k.value ->> 0, k.value ->> 1, k.value ->> 2, '' FROM json_each(?1) k
                  UNION ALL
                  SELECT t.place, t.project, t.resource, t.aggregate, (
@@ -68,12 +69,11 @@ impl Sqlite {
                         AND d.chain = 1 AND d.state IN ('ready', 'blocked') AND d.chain > 0
                       ORDER BY d.trigger_name LIMIT 1)
                    FROM t WHERE t.name IS NOT NULL)
-             SELECT place, name FROM t WHERE name <> ''",
-        ))
-        .bind(to_json(&keys)?)
-        .fetch_all(db)
-        .await
-        .map_err(fault)?;
+             SELECT place, name FROM t WHERE name <> ''"))
+            .bind(to_json(&keys)?)
+            .fetch_all(db)
+            .await
+            .map_err(fault)?;
         for row in &rows {
             let place = usize::try_from(get::<i64>(row, 0)?).unwrap_or(usize::MAX);
             open.triggers.entry(place).or_default().push(text(row, 1)?);
@@ -93,13 +93,11 @@ impl Sqlite {
             return Ok(keys);
         }
         let keys: Vec<Key<'a>> = keys.into_iter().collect();
-        let rows = query(self.sql.of(
-            "SELECT k.key FROM json_each(?1) k WHERE EXISTS (
+        let rows = query(self.sql.of("SELECT k.key FROM json_each(?1) k WHERE EXISTS (
                  SELECT 1 FROM {p}delivery d INDEXED BY {p}delivery_run
                   WHERE d.project_id = k.value ->> 0 AND d.resource = k.value ->> 1
                     AND d.aggregate_id = k.value ->> 2 AND d.trigger_name = k.value ->> 3
-                    AND d.chain = ?2 AND d.state IN ('ready', 'blocked') AND d.chain > 0)",
-        ))
+                    AND d.chain = ?2 AND d.state IN ('ready', 'blocked') AND d.chain > 0)"))
         .bind(to_json(&keys)?)
         .bind(chain_code(chain))
         .fetch_all(db)
@@ -124,8 +122,7 @@ impl Sqlite {
         if ended.is_empty() {
             return Ok(0);
         }
-        let released = query(self.sql.of(
-            "UPDATE {p}delivery SET state = 'ready', due_at = ?2
+        let released = query(self.sql.of("UPDATE {p}delivery SET state = 'ready', due_at = ?2
               WHERE state = 'blocked' AND id IN (
                   SELECT (SELECT o.id FROM {p}delivery o INDEXED BY {p}delivery_run
                            WHERE o.project_id = e.project_id AND o.resource = e.resource
@@ -134,8 +131,7 @@ impl Sqlite {
                              AND o.state IN ('ready', 'blocked') AND o.chain > 0
                            ORDER BY o.event_pk, o.id LIMIT 1)
                     FROM {p}delivery e
-                   WHERE e.id IN (SELECT value FROM json_each(?1)) AND e.chain > 0)",
-        ))
+                   WHERE e.id IN (SELECT value FROM json_each(?1)) AND e.chain > 0)"))
         .bind(to_json(&ended)?)
         .bind(now)
         .execute(db)
@@ -176,13 +172,11 @@ impl Sqlite {
                 (id, if blocked { "blocked" } else { "ready" })
             })
             .collect();
-        let requeued = query(self.sql.of(
-            "UPDATE {p}delivery
+        let requeued = query(self.sql.of("UPDATE {p}delivery
                 SET state = r.value ->> 1, chain = CASE chain WHEN 0 THEN 0 ELSE 2 END,
                     attempts = 0, claims = 0, due_at = ?2, ended_at = NULL
                FROM json_each(?1) r
-              WHERE {p}delivery.id = r.value ->> 0",
-        ))
+              WHERE {p}delivery.id = r.value ->> 0"))
         .bind(to_json(&states)?)
         .bind(now)
         .execute(db)

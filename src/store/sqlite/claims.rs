@@ -179,15 +179,13 @@ impl Sqlite {
         let mut picked = Picked::default();
         let held = held && lanes.contains(&LANE);
         for (project, trigger, limit) in triggers.iter().filter(|_| held) {
-            let rows = query(self.sql.of(
-                "SELECT d.id, coalesce(octet_length(o.payload_json), 0)
+            let rows = query(self.sql.of("SELECT d.id, coalesce(octet_length(o.payload_json), 0)
                    FROM {p}delivery d INDEXED BY {p}delivery_ready
                    LEFT JOIN {p}outbox o ON o.pk = d.event_pk
                   WHERE d.project_id = ?1 AND d.trigger_name = ?2 AND d.lane = 0
                     AND d.state = 'ready' AND d.due_at <= ?3
                     AND (d.claim_id IS NULL OR d.claimed_until < ?3)
-                  ORDER BY d.due_at, d.id LIMIT ?4",
-            ))
+                  ORDER BY d.due_at, d.id LIMIT ?4"))
             .bind(project)
             .bind(trigger)
             .bind(now)
@@ -202,10 +200,11 @@ impl Sqlite {
         }
         let id = Uuid::new_v4();
         let picked = to_json(&picked.rows)?;
-        query(self.sql.of(
-            "UPDATE {p}delivery SET claim_id = ?2, claimed_until = ?3, claims = claims + 1
-              WHERE id IN (SELECT value FROM json_each(?1))",
-        ))
+        query(
+            self.sql
+                .of("UPDATE {p}delivery SET claim_id = ?2, claimed_until = ?3, claims = claims + 1
+              WHERE id IN (SELECT value FROM json_each(?1))"),
+        )
         .bind(&picked)
         .bind(id.to_string())
         .bind(now.saturating_add(millis(lease)))
@@ -258,12 +257,10 @@ impl Sqlite {
         if ids.is_empty() {
             return Ok(());
         }
-        query(self.sql.of(
-            "UPDATE {p}delivery
+        query(self.sql.of("UPDATE {p}delivery
                 SET state = 'dead', ended_at = ?2, claim_id = NULL, claimed_until = NULL,
                     last_kind = 'hostFault', last_error = 'the event is gone'
-              WHERE id IN (SELECT value FROM json_each(?1))",
-        ))
+              WHERE id IN (SELECT value FROM json_each(?1))"))
         .bind(to_json(&ids)?)
         .bind(now)
         .execute(&mut *db)
@@ -365,9 +362,7 @@ impl Parts {
                 Row::Delivery(id) => deliveries.push((id, claim.id)),
             }
         }
-        let json = |rows: Vec<(i64, Uuid)>| {
-            (!rows.is_empty()).then(|| to_json(&rows)).transpose()
-        };
+        let json = |rows: Vec<(i64, Uuid)>| (!rows.is_empty()).then(|| to_json(&rows)).transpose();
         Ok(Self { events: json(events)?, deliveries: json(deliveries)? })
     }
 }

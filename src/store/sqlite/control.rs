@@ -16,7 +16,8 @@ const VERSION: &str = "SELECT version FROM {p}control_version";
 const PROJECTS: &str = "SELECT name, enabled, created_at FROM {p}project
       WHERE ?1 IS NULL OR name = ?1 ORDER BY name";
 
-const TRIGGERS: &str = "SELECT project_id, name, spec_json, paused, revision, created_at, updated_at
+const TRIGGERS: &str =
+    "SELECT project_id, name, spec_json, paused, revision, created_at, updated_at
        FROM {p}trigger WHERE (?1 IS NULL OR project_id = ?1) AND (?2 IS NULL OR name = ?2)
       ORDER BY project_id, name";
 
@@ -160,12 +161,10 @@ impl Sqlite {
             TargetVersion::Active => None,
             TargetVersion::Digest(digest) => Some(digest),
         };
-        let row = query(self.sql.of(
-            "SELECT EXISTS (SELECT 1 FROM {p}plugin_version
+        let row = query(self.sql.of("SELECT EXISTS (SELECT 1 FROM {p}plugin_version
                              WHERE project_id = ?1 AND plugin_name = ?2
                                AND (?3 IS NULL OR digest = ?3)),
-                    EXISTS (SELECT 1 FROM {p}trigger WHERE project_id = ?1 AND name = ?4)",
-        ))
+                    EXISTS (SELECT 1 FROM {p}trigger WHERE project_id = ?1 AND name = ?4)"))
         .bind(project)
         .bind(&spec.target.plugin)
         .bind(digest)
@@ -222,20 +221,19 @@ impl Sqlite {
         let mut tx = self.writer.begin_firm().await?;
         let revision = self.raise(&mut tx).await?;
         let now = now(&mut tx).await?;
-        let found = query(self.sql.of(
-            "UPDATE {p}trigger SET paused = ?3, revision = ?4, updated_at = ?5
-              WHERE project_id = ?1 AND name = ?2",
-        ))
-        .bind(project)
-        .bind(name)
-        .bind(reason)
-        .bind(revision)
-        .bind(now)
-        .execute(&mut *tx)
-        .await
-        .map_err(fault)?
-        .rows_affected()
-            > 0;
+        let found =
+            query(self.sql.of("UPDATE {p}trigger SET paused = ?3, revision = ?4, updated_at = ?5
+              WHERE project_id = ?1 AND name = ?2"))
+            .bind(project)
+            .bind(name)
+            .bind(reason)
+            .bind(revision)
+            .bind(now)
+            .execute(&mut *tx)
+            .await
+            .map_err(fault)?
+            .rows_affected()
+                > 0;
         if !found {
             return Ok(false);
         }

@@ -9,8 +9,7 @@ use super::{Sqlite, count, fault, get, id, maybe_text, now, paged, text};
 use crate::{
     model::event::{Event, NewEvent},
     store::{
-        EventFilter, EventRow, EventStatus, Page, PageRequest, Recorded, StoreError,
-        rows::to_json,
+        EventFilter, EventRow, EventStatus, Page, PageRequest, Recorded, StoreError, rows::to_json,
     },
 };
 
@@ -157,22 +156,22 @@ impl Sqlite {
         if lost.is_empty() {
             return Ok(Vec::new());
         }
-        let rows = query(self.sql.of(
-            "SELECT o.message_id, o.created_at
+        let rows = query(self.sql.of("SELECT o.message_id, o.created_at
                FROM json_each(?1) e CROSS JOIN {p}outbox o
               WHERE o.pk = coalesce(
                     (SELECT k.pk FROM {p}outbox k
                       WHERE k.project_id = e.value ->> 0 AND k.dedup_key = e.value ->> 1
                         AND k.dedup_key <> ''),
                     (SELECT m.pk FROM {p}outbox m WHERE m.message_id = e.value ->> 2))
-              ORDER BY e.key",
-        ))
+              ORDER BY e.key"))
         .bind(to_json(&lost)?)
         .fetch_all(db)
         .await
         .map_err(fault)?;
         rows.iter()
-            .map(|row| Ok(Recorded::Duplicate { message_id: id(row, 0)?, created_at: get(row, 1)? }))
+            .map(|row| {
+                Ok(Recorded::Duplicate { message_id: id(row, 0)?, created_at: get(row, 1)? })
+            })
             .collect()
     }
 

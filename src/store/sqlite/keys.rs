@@ -45,11 +45,8 @@ impl Sqlite {
                   WHERE ?1 IS NULL ORDER BY created_at, id"
             }
         };
-        let rows = query(self.sql.of(sql))
-            .bind(hash)
-            .fetch_all(&self.readers)
-            .await
-            .map_err(fault)?;
+        let rows =
+            query(self.sql.of(sql)).bind(hash).fetch_all(&self.readers).await.map_err(fault)?;
         rows.iter()
             .map(|row| {
                 Ok(ApiKey {
@@ -89,11 +86,9 @@ impl Sqlite {
             .execute(&mut *tx)
             .await
             .map_err(fault)?;
-        query(self.sql.of(
-            "INSERT INTO {p}host (id, name, version, started_at, heartbeat_at)
+        query(self.sql.of("INSERT INTO {p}host (id, name, version, started_at, heartbeat_at)
              VALUES (?1, ?2, ?3, ?4, ?4)
-             ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at",
-        ))
+             ON CONFLICT (id) DO UPDATE SET heartbeat_at = excluded.heartbeat_at"))
         .bind(host.0.to_string())
         .bind(name)
         .bind(env!("CARGO_PKG_VERSION"))
@@ -121,13 +116,12 @@ impl Sqlite {
     }
 
     pub(super) async fn list_hosts(&self) -> Result<Vec<HostInfo>, StoreError> {
-        let rows = query(self.sql.of(
-            "SELECT id, name, version, started_at, heartbeat_at FROM {p}host
-              ORDER BY started_at, id",
-        ))
-        .fetch_all(&self.readers)
-        .await
-        .map_err(fault)?;
+        let rows =
+            query(self.sql.of("SELECT id, name, version, started_at, heartbeat_at FROM {p}host
+              ORDER BY started_at, id"))
+            .fetch_all(&self.readers)
+            .await
+            .map_err(fault)?;
         rows.iter()
             .map(|row| {
                 Ok(HostInfo {

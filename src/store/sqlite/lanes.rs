@@ -5,11 +5,14 @@ use std::time::Duration;
 use sqlx::query;
 use uuid::Uuid;
 
-use super::{LANE, Sqlite, fault, get, now, now_ms, text};
 use super::lock::HostLock;
+use super::{LANE, Sqlite, fault, get, now, now_ms, text};
 use crate::{
     model::Lane,
-    store::{HostId, StoreError, Survey, rows::{millis, to_json}},
+    store::{
+        HostId, StoreError, Survey,
+        rows::{millis, to_json},
+    },
 };
 
 impl Sqlite {
@@ -81,18 +84,14 @@ impl Sqlite {
         if taken.rows_affected() == 0 {
             return Ok(Vec::new());
         }
-        query(self.sql.of(
-            "UPDATE {p}outbox SET claim_id = NULL, claimed_until = NULL
-              WHERE pk IN (SELECT value FROM json_each(?1)) AND dispatched_at IS NULL",
-        ))
+        query(self.sql.of("UPDATE {p}outbox SET claim_id = NULL, claimed_until = NULL
+              WHERE pk IN (SELECT value FROM json_each(?1)) AND dispatched_at IS NULL"))
         .bind(events)
         .execute(&mut *tx)
         .await
         .map_err(fault)?;
-        query(self.sql.of(
-            "UPDATE {p}delivery SET claim_id = NULL, claimed_until = NULL
-              WHERE id IN (SELECT value FROM json_each(?1)) AND state IN ('ready', 'blocked')",
-        ))
+        query(self.sql.of("UPDATE {p}delivery SET claim_id = NULL, claimed_until = NULL
+              WHERE id IN (SELECT value FROM json_each(?1)) AND state IN ('ready', 'blocked')"))
         .bind(deliveries)
         .execute(&mut *tx)
         .await
@@ -125,10 +124,8 @@ impl Sqlite {
 
     pub(super) async fn let_go(&self, host: HostId, lanes: &[Lane]) -> Result<(), StoreError> {
         let mut tx = self.writer.begin().await?;
-        query(self.sql.of(
-            "UPDATE {p}lane SET holder = NULL, lease_until = 0
-              WHERE holder = ?1 AND lane IN (SELECT value FROM json_each(?2))",
-        ))
+        query(self.sql.of("UPDATE {p}lane SET holder = NULL, lease_until = 0
+              WHERE holder = ?1 AND lane IN (SELECT value FROM json_each(?2))"))
         .bind(host.0.to_string())
         .bind(to_json(&lanes)?)
         .execute(&mut *tx)
@@ -166,8 +163,7 @@ impl Sqlite {
         let mut survey = Survey { now: now(&mut db).await?, ..Survey::default() };
         if lanes.contains(&LANE) {
             // From project to project, however many events one of them has.
-            let rows = query(self.sql.of(
-                "WITH RECURSIVE seam(project) AS (
+            let rows = query(self.sql.of("WITH RECURSIVE seam(project) AS (
                      SELECT (SELECT project_id FROM {p}outbox INDEXED BY {p}outbox_due
                               WHERE lane = 0 AND dispatched_at IS NULL AND available_at IS NULL
                               ORDER BY project_id LIMIT 1)
@@ -177,8 +173,7 @@ impl Sqlite {
                                 AND dispatched_at IS NULL AND available_at IS NULL
                               ORDER BY project_id LIMIT 1)
                        FROM seam WHERE project IS NOT NULL)
-                 SELECT project FROM seam WHERE project IS NOT NULL",
-            ))
+                 SELECT project FROM seam WHERE project IS NOT NULL"))
             .fetch_all(&mut *db)
             .await
             .map_err(fault)?;
@@ -199,8 +194,7 @@ impl Sqlite {
             survey.scheduled_in = due.map(|at| (at - survey.now).max(0));
         }
         // A comparison of pairs would use the index for the project alone.
-        let rows = query(self.sql.of(
-            "WITH RECURSIVE pair(id) AS (
+        let rows = query(self.sql.of("WITH RECURSIVE pair(id) AS (
                  SELECT (SELECT id FROM {p}delivery INDEXED BY {p}delivery_ready
                           WHERE state = 'ready' ORDER BY project_id, trigger_name LIMIT 1)
                  UNION ALL
@@ -214,8 +208,7 @@ impl Sqlite {
                        ORDER BY n.project_id, n.trigger_name LIMIT 1))
                    FROM pair CROSS JOIN {p}delivery d ON d.id = pair.id)
              SELECT d.project_id, d.trigger_name
-               FROM pair CROSS JOIN {p}delivery d ON d.id = pair.id",
-        ))
+               FROM pair CROSS JOIN {p}delivery d ON d.id = pair.id"))
         .fetch_all(&mut *db)
         .await
         .map_err(fault)?;

@@ -25,22 +25,52 @@ macro_rules! by_id {
         concat!(
             "WITH RECURSIVE t(name) AS (
                  SELECT coalesce(?2, (
-                     SELECT d.trigger_name FROM {p}", $table, " d INDEXED BY {p}", $index, "
-                      WHERE d.project_id = ?1 AND ", $state, " ORDER BY d.trigger_name LIMIT 1))
+                     SELECT d.trigger_name FROM {p}",
+            $table,
+            " d INDEXED BY {p}",
+            $index,
+            "
+                      WHERE d.project_id = ?1 AND ",
+            $state,
+            " ORDER BY d.trigger_name LIMIT 1))
                  UNION ALL
                  SELECT (
-                     SELECT d.trigger_name FROM {p}", $table, " d INDEXED BY {p}", $index, "
-                      WHERE d.project_id = ?1 AND d.trigger_name > t.name AND ", $state, "
+                     SELECT d.trigger_name FROM {p}",
+            $table,
+            " d INDEXED BY {p}",
+            $index,
+            "
+                      WHERE d.project_id = ?1 AND d.trigger_name > t.name AND ",
+            $state,
+            "
                       ORDER BY d.trigger_name LIMIT 1)
                    FROM t WHERE t.name IS NOT NULL AND ?2 IS NULL)
-             SELECT ", $columns, "
-               FROM t CROSS JOIN {p}", $table, " d
+             SELECT ",
+            $columns,
+            "
+               FROM t CROSS JOIN {p}",
+            $table,
+            " d
               WHERE d.id IN (
-                  SELECT d.id FROM {p}", $table, " d INDEXED BY {p}", $index, "
-                   WHERE d.project_id = ?1 AND d.trigger_name = t.name AND ", $state, "
-                     AND d.id ", $beyond, " ?3 AND ", $filter, "
-                   ORDER BY d.id ", $order, " LIMIT ?4)
-              ORDER BY d.id ", $order, " LIMIT ?4"
+                  SELECT d.id FROM {p}",
+            $table,
+            " d INDEXED BY {p}",
+            $index,
+            "
+                   WHERE d.project_id = ?1 AND d.trigger_name = t.name AND ",
+            $state,
+            "
+                     AND d.id ",
+            $beyond,
+            " ?3 AND ",
+            $filter,
+            "
+                   ORDER BY d.id ",
+            $order,
+            " LIMIT ?4)
+              ORDER BY d.id ",
+            $order,
+            " LIMIT ?4"
         )
     };
 }

@@ -12,7 +12,9 @@ use std::{
 
 use sqlx::{
     Row as _, SqliteConnection, SqlitePool,
-    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous},
+    sqlite::{
+        SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+    },
 };
 use uuid::Uuid;
 
@@ -232,8 +234,7 @@ fn pool(options: &Options, connections: u32) -> SqlitePoolOptions {
 
 /// The time, and with it what the rest of a transaction reckons with.
 async fn now(db: &mut SqliteConnection) -> Result<UnixMillis, StoreError> {
-    let row =
-        sqlx::query(concat!("SELECT ", now_ms!())).fetch_one(db).await.map_err(fault)?;
+    let row = sqlx::query(concat!("SELECT ", now_ms!())).fetch_one(db).await.map_err(fault)?;
     get(&row, 0)
 }
 

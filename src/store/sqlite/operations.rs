@@ -30,14 +30,15 @@ macro_rules! operation_columns {
 impl Sqlite {
     pub(super) async fn requeue_one(&self, project: &str, id: i64) -> Result<Requeued, StoreError> {
         let mut tx = self.writer.begin_firm().await?;
-        let ours = query(self.sql.of(
-            "SELECT id FROM {p}delivery WHERE id = ?1 AND project_id = ?2 AND state = 'dead'",
-        ))
-        .bind(id)
-        .bind(project)
-        .fetch_optional(&mut *tx)
-        .await
-        .map_err(fault)?;
+        let ours =
+            query(self.sql.of(
+                "SELECT id FROM {p}delivery WHERE id = ?1 AND project_id = ?2 AND state = 'dead'",
+            ))
+            .bind(id)
+            .bind(project)
+            .fetch_optional(&mut *tx)
+            .await
+            .map_err(fault)?;
         if ours.is_none() {
             return Ok(Requeued::Unknown);
         }
@@ -50,9 +51,10 @@ impl Sqlite {
 
     pub(super) async fn purge_one(&self, project: &str, id: i64) -> Result<bool, StoreError> {
         let mut tx = self.writer.begin_firm().await?;
-        let gone = query(self.sql.of(
-            "DELETE FROM {p}delivery WHERE id = ?1 AND project_id = ?2 AND state = 'dead'",
-        ))
+        let gone = query(
+            self.sql
+                .of("DELETE FROM {p}delivery WHERE id = ?1 AND project_id = ?2 AND state = 'dead'"),
+        )
         .bind(id)
         .bind(project)
         .execute(&mut *tx)
@@ -139,11 +141,8 @@ impl Sqlite {
         id: Uuid,
     ) -> Result<Option<Operation>, StoreError> {
         let sql = concat!("SELECT ", operation_columns!(), " FROM {p}operation WHERE id = ?1");
-        let row = query(self.sql.of(sql))
-            .bind(id.to_string())
-            .fetch_optional(db)
-            .await
-            .map_err(fault)?;
+        let row =
+            query(self.sql.of(sql)).bind(id.to_string()).fetch_optional(db).await.map_err(fault)?;
         row.as_ref().map(operation).transpose()
     }
 
@@ -154,10 +153,8 @@ impl Sqlite {
     ) -> Result<Option<Operation>, StoreError> {
         let mut tx = self.writer.begin_firm().await?;
         let now = now(&mut tx).await?;
-        query(self.sql.of(
-            "UPDATE {p}operation SET state = 'cancelled', updated_at = ?3
-              WHERE id = ?1 AND project_id = ?2 AND state = 'running'",
-        ))
+        query(self.sql.of("UPDATE {p}operation SET state = 'cancelled', updated_at = ?3
+              WHERE id = ?1 AND project_id = ?2 AND state = 'running'"))
         .bind(id.to_string())
         .bind(project)
         .bind(now)
@@ -185,19 +182,18 @@ impl Sqlite {
         let found = self.next_dead(&work, take).await?;
 
         let mut tx = self.writer.begin_firm().await?;
-        let unchanged = self.find_operation(&mut tx, work.id).await?.is_some_and(|now| {
-            now.state == OperationState::Running && now.cursor == work.cursor
-        });
+        let unchanged = self
+            .find_operation(&mut tx, work.id)
+            .await?
+            .is_some_and(|now| now.state == OperationState::Running && now.cursor == work.cursor);
         if !unchanged {
             return Ok(true);
         }
         let now = now(&mut tx).await?;
         let done = match work.kind {
             OperationKind::RequeueDeadLetters => self.requeue_all(&mut tx, now, &found).await?,
-            OperationKind::PurgeDeadLetters => query(self.sql.of(
-                "DELETE FROM {p}delivery
-                  WHERE id IN (SELECT value FROM json_each(?1)) AND state = 'dead'",
-            ))
+            OperationKind::PurgeDeadLetters => query(self.sql.of("DELETE FROM {p}delivery
+                  WHERE id IN (SELECT value FROM json_each(?1)) AND state = 'dead'"))
             .bind(to_json(&found)?)
             .execute(&mut *tx)
             .await
@@ -206,12 +202,10 @@ impl Sqlite {
         };
         let done = i64::try_from(done).unwrap_or(i64::MAX);
         let seen = i64::try_from(found.len()).unwrap_or(i64::MAX);
-        query(self.sql.of(
-            "UPDATE {p}operation
+        query(self.sql.of("UPDATE {p}operation
                 SET done = done + ?2, position = ?3, updated_at = ?4,
                     state = CASE WHEN ?5 THEN 'done' ELSE state END
-              WHERE id = ?1",
-        ))
+              WHERE id = ?1"))
         .bind(work.id.to_string())
         .bind(done)
         .bind(found.last().copied().unwrap_or(work.cursor))

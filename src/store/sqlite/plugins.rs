@@ -147,10 +147,8 @@ impl Sqlite {
         name: &str,
     ) -> Result<Option<Vec<String>>, StoreError> {
         let mut tx = self.writer.begin_firm().await?;
-        let rows = query(self.sql.of(
-            "SELECT name FROM {p}trigger
-              WHERE project_id = ?1 AND spec_json ->> '$.target.plugin' = ?2 ORDER BY name",
-        ))
+        let rows = query(self.sql.of("SELECT name FROM {p}trigger
+              WHERE project_id = ?1 AND spec_json ->> '$.target.plugin' = ?2 ORDER BY name"))
         .bind(project)
         .bind(name)
         .fetch_all(&mut *tx)
@@ -169,12 +167,14 @@ impl Sqlite {
         if gone.rows_affected() == 0 {
             return Ok(None);
         }
-        query(self.sql.of("DELETE FROM {p}plugin_version WHERE project_id = ?1 AND plugin_name = ?2"))
-            .bind(project)
-            .bind(name)
-            .execute(&mut *tx)
-            .await
-            .map_err(fault)?;
+        query(
+            self.sql.of("DELETE FROM {p}plugin_version WHERE project_id = ?1 AND plugin_name = ?2"),
+        )
+        .bind(project)
+        .bind(name)
+        .execute(&mut *tx)
+        .await
+        .map_err(fault)?;
         self.raise(&mut tx).await?;
         tx.commit().await?;
         Ok(Some(users))

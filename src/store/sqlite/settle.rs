@@ -56,10 +56,8 @@ impl Sqlite {
         group: &[Settlement],
     ) -> Result<(Vec<Settled>, bool), StoreError> {
         let held = self.still_held(db, group).await?;
-        let mut verdicts: Vec<Option<Settled>> = group
-            .iter()
-            .map(|s| (!held.contains(&s.claim.row)).then_some(Settled::Lost))
-            .collect();
+        let mut verdicts: Vec<Option<Settled>> =
+            group.iter().map(|s| (!held.contains(&s.claim.row)).then_some(Settled::Lost)).collect();
         let still = |verdicts: &[Option<Settled>]| -> Vec<&Settlement> {
             group.iter().zip(verdicts).filter(|(_, v)| v.is_none()).map(|(s, _)| s).collect()
         };
@@ -101,11 +99,9 @@ impl Sqlite {
         let parts = Parts::of(&claims)?;
         let mut held = HashSet::with_capacity(group.len());
         if let Some(events) = parts.events {
-            let rows = query(self.sql.of(
-                "SELECT o.pk FROM json_each(?1) c CROSS JOIN {p}outbox o
+            let rows = query(self.sql.of("SELECT o.pk FROM json_each(?1) c CROSS JOIN {p}outbox o
                   WHERE o.pk = c.value ->> 0 AND o.claim_id = c.value ->> 1
-                    AND o.dispatched_at IS NULL",
-            ))
+                    AND o.dispatched_at IS NULL"))
             .bind(events)
             .fetch_all(&mut *db)
             .await
@@ -115,15 +111,14 @@ impl Sqlite {
             }
         }
         if let Some(deliveries) = parts.deliveries {
-            let rows = query(self.sql.of(
-                "SELECT d.id FROM json_each(?1) c CROSS JOIN {p}delivery d
+            let rows =
+                query(self.sql.of("SELECT d.id FROM json_each(?1) c CROSS JOIN {p}delivery d
                   WHERE d.id = c.value ->> 0 AND d.claim_id = c.value ->> 1
-                    AND d.state IN ('ready', 'blocked')",
-            ))
-            .bind(deliveries)
-            .fetch_all(&mut *db)
-            .await
-            .map_err(fault)?;
+                    AND d.state IN ('ready', 'blocked')"))
+                .bind(deliveries)
+                .fetch_all(&mut *db)
+                .await
+                .map_err(fault)?;
             for row in &rows {
                 held.insert(Row::Delivery(get(row, 0)?));
             }
@@ -148,13 +143,11 @@ impl Sqlite {
         if results.is_empty() {
             return Ok(());
         }
-        query(self.sql.of(
-            "UPDATE {p}outbox
+        query(self.sql.of("UPDATE {p}outbox
                 SET dispatched_at = ?2, result_json = r.value ->> 1,
                     claim_id = NULL, claimed_until = NULL
                FROM json_each(?1) r
-              WHERE pk = r.value ->> 0",
-        ))
+              WHERE pk = r.value ->> 0"))
         .bind(to_json(&results)?)
         .bind(now)
         .execute(db)
@@ -191,8 +184,7 @@ impl Sqlite {
         if ends.is_empty() {
             return Ok(false);
         }
-        query(self.sql.of(
-            "UPDATE {p}delivery
+        query(self.sql.of("UPDATE {p}delivery
                 SET state = e.value ->> 1, attempts = coalesce(e.value ->> 2, attempts + 1),
                     claim_id = NULL, claimed_until = NULL,
                     due_at = CASE e.value ->> 1 WHEN 'ready' THEN e.value ->> 3 ELSE due_at END,
@@ -200,8 +192,7 @@ impl Sqlite {
                     last_kind = coalesce(e.value ->> 4, last_kind),
                     last_error = coalesce(e.value ->> 5, last_error)
                FROM json_each(?1) e
-              WHERE {p}delivery.id = e.value ->> 0",
-        ))
+              WHERE {p}delivery.id = e.value ->> 0"))
         .bind(to_json(&ends)?)
         .bind(now)
         .execute(&mut *db)
@@ -347,7 +338,8 @@ fn key<'a>(event: &'a Event, spill: &'a Spill) -> Key<'a> {
 }
 
 fn error_columns(error: Option<&(FailureKind, String)>) -> (Option<&'static str>, Option<String>) {
-    error.map_or((None, None), |(kind, text)| (Some(kind.as_str()), Some(storable(text, MAX_ERROR))))
+    error
+        .map_or((None, None), |(kind, text)| (Some(kind.as_str()), Some(storable(text, MAX_ERROR))))
 }
 
 fn signed(n: u64) -> i64 {

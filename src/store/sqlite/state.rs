@@ -2,11 +2,7 @@
 
 use std::fmt::Write as _;
 
-use sqlx::{
-    Sqlite as Db, SqliteConnection, query,
-    query::Query,
-    sqlite::SqliteArguments,
-};
+use sqlx::{Sqlite as Db, SqliteConnection, query, query::Query, sqlite::SqliteArguments};
 
 use super::{Sqlite, fault, get};
 use crate::store::{
@@ -50,7 +46,8 @@ fn successor(prefix: &str) -> Option<String> {
     let mut end = prefix.to_owned();
     while let Some(last) = end.pop() {
         // Past the gap in which no characters are.
-        let next = if last == '\u{d7ff}' { Some('\u{e000}') } else { char::from_u32(u32::from(last) + 1) };
+        let next =
+            if last == '\u{d7ff}' { Some('\u{e000}') } else { char::from_u32(u32::from(last) + 1) };
         if let Some(next) = next {
             end.push(next);
             return Some(end);
@@ -106,9 +103,8 @@ impl Sqlite {
             .fetch_all(&self.readers)
             .await
             .map_err(fault)?;
-        let entry = |row| {
-            Ok(StateEntry { key: get(row, 0)?, value: get(row, 1)?, version: get(row, 2)? })
-        };
+        let entry =
+            |row| Ok(StateEntry { key: get(row, 0)?, value: get(row, 1)?, version: get(row, 2)? });
         rows.iter().map(entry).collect()
     }
 
@@ -120,12 +116,10 @@ impl Sqlite {
     ) -> Result<Overlay, StoreError> {
         let mut overlay = Overlay::default();
         let places: Vec<_> = needs.places.iter().collect();
-        let rows = query(self.sql.of(
-            "SELECT k.key, s.value
+        let rows = query(self.sql.of("SELECT k.key, s.value
                FROM json_each(?1) k CROSS JOIN {p}state s
               WHERE s.project_id = k.value ->> 0 AND s.trigger_name = k.value ->> 1
-                AND s.key = k.value ->> 2",
-        ))
+                AND s.key = k.value ->> 2"))
         .bind(to_json(&places)?)
         .fetch_all(&mut *db)
         .await
@@ -159,23 +153,19 @@ impl Sqlite {
             }
         }
         if !sets.is_empty() {
-            query(self.sql.of(
-                "INSERT INTO {p}state AS s (project_id, trigger_name, key, value)
+            query(self.sql.of("INSERT INTO {p}state AS s (project_id, trigger_name, key, value)
                  SELECT w.value ->> 0, w.value ->> 1, w.value ->> 2, unhex(w.value ->> 3)
                    FROM json_each(?1) w WHERE true
                  ON CONFLICT (project_id, trigger_name, key)
-                 DO UPDATE SET value = excluded.value, version = s.version + 1",
-            ))
+                 DO UPDATE SET value = excluded.value, version = s.version + 1"))
             .bind(to_json(&sets)?)
             .execute(&mut *db)
             .await
             .map_err(fault)?;
         }
         if !deletes.is_empty() {
-            query(self.sql.of(
-                "DELETE FROM {p}state WHERE (project_id, trigger_name, key) IN (
-                     SELECT k.value ->> 0, k.value ->> 1, k.value ->> 2 FROM json_each(?1) k)",
-            ))
+            query(self.sql.of("DELETE FROM {p}state WHERE (project_id, trigger_name, key) IN (
+                     SELECT k.value ->> 0, k.value ->> 1, k.value ->> 2 FROM json_each(?1) k)"))
             .bind(to_json(&deletes)?)
             .execute(&mut *db)
             .await

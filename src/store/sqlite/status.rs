@@ -33,8 +33,7 @@ impl Sqlite {
         db: &mut SqliteConnection,
         status: &mut Status,
     ) -> Result<(), StoreError> {
-        let rows = query(self.sql.of(
-            "WITH RECURSIVE seam(project) AS (
+        let rows = query(self.sql.of("WITH RECURSIVE seam(project) AS (
                  SELECT (SELECT project_id FROM {p}outbox INDEXED BY {p}outbox_due
                           WHERE lane = 0 AND dispatched_at IS NULL AND available_at IS NULL
                           ORDER BY project_id LIMIT 1)
@@ -63,8 +62,7 @@ impl Sqlite {
                           ORDER BY pk LIMIT ?3)
                       WHERE claim_id IS NULL OR claimed_until < ?1
                       ORDER BY pk LIMIT 1)
-               FROM seam s WHERE s.project IS NOT NULL",
-        ))
+               FROM seam s WHERE s.project IS NOT NULL"))
         .bind(status.now)
         .bind(MAX_COUNT)
         .bind(HEAD)
@@ -78,15 +76,13 @@ impl Sqlite {
             let oldest = get::<Option<i64>>(row, 3)?;
             counts.oldest_pending_ms = oldest.map(|at| (status.now - at).max(0));
         }
-        let rows = query(self.sql.of(
-            "SELECT project_id, total(later), total(busy), count(*)
+        let rows = query(self.sql.of("SELECT project_id, total(later), total(busy), count(*)
                FROM (SELECT project_id, available_at > ?1 AS later,
                             claim_id IS NOT NULL AND claimed_until >= ?1 AS busy
                        FROM {p}outbox INDEXED BY {p}outbox_scheduled
                       WHERE lane = 0 AND dispatched_at IS NULL AND available_at IS NOT NULL
                       LIMIT ?2)
-              GROUP BY project_id",
-        ))
+              GROUP BY project_id"))
         .bind(status.now)
         .bind(MAX_COUNT)
         .fetch_all(db)
@@ -107,8 +103,7 @@ impl Sqlite {
         db: &mut SqliteConnection,
         status: &mut Status,
     ) -> Result<(), StoreError> {
-        let rows = query(self.sql.of(
-            "SELECT 0, project_id, trigger_name, count(*) FROM (
+        let rows = query(self.sql.of("SELECT 0, project_id, trigger_name, count(*) FROM (
                  SELECT project_id, trigger_name FROM {p}delivery INDEXED BY {p}delivery_ready
                   WHERE state = 'ready' LIMIT ?1) GROUP BY project_id, trigger_name
              UNION ALL
@@ -118,8 +113,7 @@ impl Sqlite {
              UNION ALL
              SELECT 2, project_id, trigger_name, count(*) FROM (
                  SELECT project_id, trigger_name FROM {p}delivery INDEXED BY {p}delivery_dead
-                  WHERE state = 'dead' LIMIT ?1) GROUP BY project_id, trigger_name",
-        ))
+                  WHERE state = 'dead' LIMIT ?1) GROUP BY project_id, trigger_name"))
         .bind(MAX_COUNT)
         .fetch_all(db)
         .await
@@ -155,8 +149,7 @@ impl Sqlite {
                 failing.map(move |(trigger, _)| (project, trigger))
             })
             .collect();
-        let rows = query(self.sql.of(
-            "SELECT t.value ->> 0, t.value ->> 1, (
+        let rows = query(self.sql.of("SELECT t.value ->> 0, t.value ->> 1, (
                  SELECT last_error FROM (
                      SELECT id, last_error FROM (
                          SELECT id, last_error FROM {p}delivery INDEXED BY {p}delivery_ready
@@ -168,8 +161,7 @@ impl Sqlite {
                           WHERE project_id = t.value ->> 0 AND trigger_name = t.value ->> 1
                             AND state = 'dead' ORDER BY id DESC LIMIT 1))
                   WHERE last_error IS NOT NULL ORDER BY id DESC LIMIT 1)
-               FROM json_each(?1) t",
-        ))
+               FROM json_each(?1) t"))
         .bind(to_json(&pairs)?)
         .fetch_all(db)
         .await
@@ -186,10 +178,8 @@ impl Sqlite {
         db: &mut SqliteConnection,
         status: &mut Status,
     ) -> Result<(), StoreError> {
-        let rows = query(self.sql.of(
-            "SELECT project_id, trigger_name, sum(done), sum(failed)
-               FROM {p}counter GROUP BY project_id, trigger_name",
-        ))
+        let rows = query(self.sql.of("SELECT project_id, trigger_name, sum(done), sum(failed)
+               FROM {p}counter GROUP BY project_id, trigger_name"))
         .fetch_all(&mut *db)
         .await
         .map_err(fault)?;
@@ -203,10 +193,8 @@ impl Sqlite {
                 }
             }
         }
-        let rows = query(self.sql.of("SELECT name FROM {p}project"))
-            .fetch_all(db)
-            .await
-            .map_err(fault)?;
+        let rows =
+            query(self.sql.of("SELECT name FROM {p}project")).fetch_all(db).await.map_err(fault)?;
         for row in &rows {
             status.projects.entry(text(row, 0)?).or_default().exists = true;
         }

@@ -5,7 +5,10 @@ use std::{sync::atomic::Ordering, time::Duration};
 use sqlx::{SqliteConnection, query};
 
 use super::{Sqlite, fault, get, now};
-use crate::store::{StoreError, rows::{millis, to_json}};
+use crate::store::{
+    StoreError,
+    rows::{millis, to_json},
+};
 
 /// How many rows are looked at for each one that may go.
 const LOOKS: i64 = 4;
@@ -24,14 +27,12 @@ impl Sqlite {
         let looks = i64::from(batch).saturating_mul(LOOKS);
         let mut db = self.readers.acquire().await.map_err(fault)?;
         let cut = now(&mut db).await?.saturating_sub(millis(retention));
-        let rows = query(self.sql.of(
-            "SELECT o.pk, o.dispatched_at >= ?2,
+        let rows = query(self.sql.of("SELECT o.pk, o.dispatched_at >= ?2,
                     o.dispatched_at < ?2 AND NOT EXISTS (
                         SELECT 1 FROM {p}delivery d
                          WHERE d.event_pk = o.pk AND d.state <> 'done')
                FROM {p}outbox o NOT INDEXED
-              WHERE o.pk > ?1 ORDER BY o.pk LIMIT ?3",
-        ))
+              WHERE o.pk > ?1 ORDER BY o.pk LIMIT ?3"))
         .bind(self.swept.load(Ordering::Relaxed))
         .bind(cut)
         .bind(looks)
@@ -58,13 +59,11 @@ impl Sqlite {
             return Ok(0);
         }
         let mut tx = self.writer.begin().await?;
-        let rows = query(self.sql.of(
-            "DELETE FROM {p}outbox
+        let rows = query(self.sql.of("DELETE FROM {p}outbox
               WHERE pk IN (SELECT value FROM json_each(?1)) AND dispatched_at IS NOT NULL
                 AND NOT EXISTS (SELECT 1 FROM {p}delivery d
                                  WHERE d.event_pk = {p}outbox.pk AND d.state <> 'done')
-             RETURNING pk",
-        ))
+             RETURNING pk"))
         .bind(to_json(&old)?)
         .fetch_all(&mut *tx)
         .await

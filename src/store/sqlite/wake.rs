@@ -62,9 +62,7 @@ impl Watch {
 
     /// Whether somebody may be writing, or was a moment ago.
     fn stirs(&self) -> bool {
-        let stamp = fs::metadata(&self.log)
-            .and_then(|log| Ok((log.len(), log.modified()?)))
-            .ok();
+        let stamp = fs::metadata(&self.log).and_then(|log| Ok((log.len(), log.modified()?))).ok();
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.stamp != stamp {
             seen.stamp = stamp;

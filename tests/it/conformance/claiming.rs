@@ -56,7 +56,8 @@ pub(super) async fn a_held_lane_is_not_taken_anew(bench: &Bench) {
 
 pub(super) async fn each_seam_has_its_limit(bench: &Bench) {
     bench.hold().await;
-    let of = |project: &str, n: usize| NewEvent { project: project.into(), ..order(&n.to_string()) };
+    let of =
+        |project: &str, n: usize| NewEvent { project: project.into(), ..order(&n.to_string()) };
     let events: Vec<_> = (0..20).flat_map(|n| [of("p", n), of("q", n)]).collect();
     bench.record(&events).await;
     let mut seams = bench.seams(0, 2).await;
@@ -200,7 +201,8 @@ pub(super) async fn scheduled_events_wait(bench: &Bench) {
     };
     let survey = bench.store.survey(&lanes).await.expect("surveys");
     assert!(survey.scheduled_in.is_some_and(|ms| (0..=600).contains(&ms)), "{survey:?}");
-    until(async || bench.store.survey(&lanes).await.expect("surveys").scheduled_in == Some(0)).await;
+    until(async || bench.store.survey(&lanes).await.expect("surveys").scheduled_in == Some(0))
+        .await;
     assert!(claim(&["other".to_owned()]).await.rows.is_empty());
     let claimed = claim(&shop).await;
     assert_eq!(claimed.rows[0].event.available_at, Some(now + 600));
@@ -238,7 +240,8 @@ pub(super) async fn a_survey_finds_what_has_work(bench: &Bench) {
     let claimed = bench.claim().await;
     assert_eq!(bench.store.survey(&lanes).await.expect("surveys").seams, survey.seams);
     let spills = ["b", "a"].map(|name| Spill { trigger: name.into(), ..failed() });
-    let group = claimed.into_iter().map(|e| spills.iter().fold(done(e), |s, spill| s.spill(spill.clone())));
+    let group =
+        claimed.into_iter().map(|e| spills.iter().fold(done(e), |s, spill| s.spill(spill.clone())));
     bench.settle(group.collect()).await;
     let survey = bench.store.survey(&lanes).await.expect("surveys");
     assert!(survey.seams.is_empty());

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use outrigger::{
-    model::{plugin::PluginInfo, trigger::{TargetVersion, TriggerSpec}},
+    model::{
+        plugin::PluginInfo,
+        trigger::{TargetVersion, TriggerSpec},
+    },
     store::{ApiKey, HostId, KeyRow, Role, TriggerGone},
 };
 use uuid::Uuid;
@@ -119,7 +122,8 @@ pub(super) async fn a_replaced_trigger_stays_paused(bench: &Bench) {
     put_trigger(bench, &spec("p")).await;
     let look = async || bench.store.trigger(SHOP, MAIL).await.expect("looks").expect("is there");
     let first = look().await;
-    let pause = async |name, why| bench.store.pause_trigger(SHOP, name, why).await.expect("answers");
+    let pause =
+        async |name, why| bench.store.pause_trigger(SHOP, name, why).await.expect("answers");
     assert!(pause(MAIL, Some("by hand")).await && !pause("none", Some("why")).await);
     assert_eq!(put_trigger(bench, &spec("p")).await, Some(false));
     let paused = look().await;
@@ -236,7 +240,8 @@ pub(super) async fn an_expired_key_is_none(bench: &Bench) {
 
 pub(super) async fn hosts_are_heard_of(bench: &Bench) {
     let other = HostId(Uuid::new_v4());
-    let beat = async |host, lease| bench.store.heartbeat(host, "host:1", lease).await.expect("beats");
+    let beat =
+        async |host, lease| bench.store.heartbeat(host, "host:1", lease).await.expect("beats");
     assert_eq!((beat(bench.host, LONG).await, beat(other, LONG).await), (1, 2));
     assert_eq!(beat(other, LONG).await, 2);
     let hosts = bench.store.hosts().await.expect("lists");

@@ -38,7 +38,10 @@ pub(super) async fn an_ordered_spill_blocks_the_later_ones(bench: &Bench) {
     bench.hold().await;
     let first = bench.spilled("a", failed()).await;
     assert_eq!((first.state, first.attempts, &*first.cause), (DeliveryState::Ready, 1, "failed"));
-    assert_eq!((first.kind, first.last_error.as_deref()), (Some(FailureKind::Retry), Some("not now")));
+    assert_eq!(
+        (first.kind, first.last_error.as_deref()),
+        (Some(FailureKind::Retry), Some("not now"))
+    );
     bench.record(&[order("a"), order("b")]).await;
     let [second, other] = bench.claim().await.try_into().expect("two");
     assert_eq!((&second.open[..], &other.open[..]), (&[MAIL.to_owned()][..], &[][..]));
@@ -120,7 +123,10 @@ pub(super) async fn a_dead_letter_releases_the_next(bench: &Bench) {
     bench.write(ended(due, dead(5))).await;
     let letter = letters(bench).await.pop().expect("one");
     assert_eq!((letter.message_id, letter.attempts), (first.message_id, 5));
-    assert_eq!((letter.kind, letter.last_error.as_deref()), (Some(FailureKind::Reject), Some("no")));
+    assert_eq!(
+        (letter.kind, letter.last_error.as_deref()),
+        (Some(FailureKind::Reject), Some("no"))
+    );
     assert_eq!(bench.delivery(second.message_id).await.state, DeliveryState::Ready);
 }
 
@@ -245,7 +251,8 @@ async fn busy_trigger(bench: &Bench) -> outrigger::store::ClaimedDelivery {
     bench.spilled("a", failed()).await;
     bench.spilled("a", blocked()).await;
     let claimed = bench.claim_new(order("c")).await;
-    let other = Spill { trigger: "other".into(), cause: SpillCause::Paused, after_ms: 60_000, ..failed() };
+    let other =
+        Spill { trigger: "other".into(), cause: SpillCause::Paused, after_ms: 60_000, ..failed() };
     bench.write(done(claimed).spill(other).state(set("k", "v"))).await;
     bench.deliver().await.pop().expect("one")
 }

@@ -65,7 +65,10 @@ pub(super) async fn events_are_listed_by_filter(bench: &Bench) {
     let some = |text: &str| Some(text.to_owned());
     assert_eq!(listed(bench, EventFilter { resource: some("bill"), ..any() }).await, ["bill"]);
     assert_eq!(listed(bench, EventFilter { aggregate_id: some("due"), ..any() }).await, ["due"]);
-    assert_eq!(listed(bench, EventFilter { event_name: some("order.paid"), ..any() }).await, ["due"]);
+    assert_eq!(
+        listed(bench, EventFilter { event_name: some("order.paid"), ..any() }).await,
+        ["due"]
+    );
     assert_eq!(listed(bench, EventFilter { dedup_key: some("k"), ..any() }).await, ["bill"]);
     let none = EventFilter { dedup_key: some("k"), resource: some("order"), ..any() };
     assert!(listed(bench, none).await.is_empty());
@@ -95,7 +98,10 @@ pub(super) async fn events_are_listed_page_by_page(bench: &Bench) {
         bench.store.events(SHOP, &EventFilter::default(), &page).await.expect("lists").items.len()
     };
     assert_eq!(count(Some(now - 60_000), Some(now + 60_000)).await, 7);
-    assert_eq!((count(Some(now + 60_000), None).await, count(None, Some(now - 60_000)).await), (0, 0));
+    assert_eq!(
+        (count(Some(now + 60_000), None).await, count(None, Some(now - 60_000)).await),
+        (0, 0)
+    );
 }
 
 pub(super) async fn deliveries_are_listed_by_filter(bench: &Bench) {
@@ -211,9 +217,11 @@ pub(super) async fn a_projects_rows_go(bench: &Bench) {
     bench.hold().await;
     let elsewhere = NewEvent { project: "other".into(), ..order("kept") };
     bench.record(&[elsewhere, order("a"), order("b")]).await;
-    let group = bench.claim().await.into_iter().map(|e| {
-        done(e).attempt(MAIL, None, None).spill(failed()).state(set("k", "v"))
-    });
+    let group = bench
+        .claim()
+        .await
+        .into_iter()
+        .map(|e| done(e).attempt(MAIL, None, None).spill(failed()).state(set("k", "v")));
     bench.settle(group.collect()).await;
     bench.record(&[order("c")]).await;
     bench.store.delete_project_data(SHOP).await.expect("deletes");

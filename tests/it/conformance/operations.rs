@@ -115,7 +115,8 @@ pub(super) async fn filters_mean_what_they_say(bench: &Bench) {
         error: Some((FailureKind::Trap, "trapped".into())),
         ..dead_at_once()
     };
-    let group = bench.claim().await.into_iter().map(|e| done(e).spill(dead_at_once()).spill(trap()));
+    let group =
+        bench.claim().await.into_iter().map(|e| done(e).spill(dead_at_once()).spill(trap()));
     bench.settle(group.collect()).await;
     let any = DeadLetterFilter::default;
     let now = bench.store.survey(&[]).await.expect("surveys").now;

@@ -6,12 +6,11 @@ use outrigger::store::{
     DeadLetterFilter, DeliveryState, EventFilter, EventStatus, Options, Recorded, StoreError,
 };
 
-use super::bench::{
-    Bench, Database, MAIL, SHOP, all, blocked, failed, keyed,
-};
+use super::bench::{Bench, Database, MAIL, SHOP, all, blocked, failed, keyed};
 
 /// What an application writes: nothing but the required columns.
-const PLAIN: &str = "INSERT INTO {p}outbox (project_id, resource, aggregate_id, event_name, payload_json)
+const PLAIN: &str =
+    "INSERT INTO {p}outbox (project_id, resource, aggregate_id, event_name, payload_json)
     VALUES ('shop', 'order', 'o-1', 'order.placed', '{\"total\" : 1}')";
 
 pub(super) async fn a_plain_insert_has_every_default(bench: &Bench) {
@@ -28,16 +27,17 @@ pub(super) async fn a_plain_insert_has_every_default(bench: &Bench) {
     let event = &first.event;
     assert_eq!((event.schema_version, &*event.payload), (1, "{\"total\" : 1}"));
     assert_eq!((&event.meta, &event.dedup_key, event.available_at), (&None, &None, None));
-    assert_eq!(bench.store.event(SHOP, id).await.expect("looks").expect("is there").event, first.event);
+    assert_eq!(
+        bench.store.event(SHOP, id).await.expect("looks").expect("is there").event,
+        first.event
+    );
     bench.hold().await;
     assert_eq!(bench.claim().await.len(), 2);
 }
 
 pub(super) async fn unusable_rows_are_refused(bench: &Bench) {
     let row = |columns: &str, values: &str| {
-        format!(
-            "INSERT INTO {{p}}outbox (event_name, {columns}) VALUES ('order.placed', {values})"
-        )
+        format!("INSERT INTO {{p}}outbox (event_name, {columns}) VALUES ('order.placed', {values})")
     };
     let with = |column: &str, value: &str| {
         row(
@@ -60,8 +60,14 @@ pub(super) async fn unusable_rows_are_refused(bench: &Bench) {
     ];
     if bench.database != Database::Postgres {
         // SQLite keeps whatever type of value it is given.
-        refused.push(row("project_id, resource, aggregate_id, payload_json", "'shop', 'order', 'a', x'7b7d'"));
-        refused.push(row("project_id, resource, aggregate_id, payload_json", "'shop', 'order', x'ff', '{}'"));
+        refused.push(row(
+            "project_id, resource, aggregate_id, payload_json",
+            "'shop', 'order', 'a', x'7b7d'",
+        ));
+        refused.push(row(
+            "project_id, resource, aggregate_id, payload_json",
+            "'shop', 'order', x'ff', '{}'",
+        ));
         refused.push(with("available_at", "1.5"));
         refused.push(with("message_id", "x'00112233445566778899aabbccddeeff'"));
     }
@@ -102,7 +108,8 @@ pub(super) async fn an_insert_ends_a_wait(bench: &Bench) {
         }
         let began = Instant::now();
         let store = bench.store.clone();
-        let waiting = tokio::spawn(async move { store.wait_for_events(Duration::from_secs(20)).await });
+        let waiting =
+            tokio::spawn(async move { store.wait_for_events(Duration::from_secs(20)).await });
         if round != 1 {
             tokio::time::sleep(Duration::from_millis(100)).await;
             bench.sql(PLAIN).await.expect("inserts");

@@ -65,7 +65,10 @@ pub(super) async fn emitted_events_are_recorded(bench: &Bench) {
     bench.write(done(claimed).emit(vec![emitted.clone()])).await;
     let found = bench.claim_one().await;
     let event = &found.event;
-    assert_eq!((event.message_id, &event.payload, &event.meta), (id, &emitted.payload, &emitted.meta));
+    assert_eq!(
+        (event.message_id, &event.payload, &event.meta),
+        (id, &emitted.payload, &emitted.meta)
+    );
     assert_eq!((event.schema_version, event.dedup_key.as_deref()), (3, Some("k")));
 }
 
@@ -75,7 +78,8 @@ pub(super) async fn a_used_dedup_key_is_not_recorded_again(bench: &Bench) {
     let claimed = bench.claim_one().await;
     let emitted = vec![keyed("b", "used"), keyed("c", "new"), keyed("d", "new"), order("e")];
     bench.write(done(claimed).emit(emitted)).await;
-    let aggregates: Vec<_> = bench.claim().await.into_iter().map(|e| e.event.aggregate_id).collect();
+    let aggregates: Vec<_> =
+        bench.claim().await.into_iter().map(|e| e.event.aggregate_id).collect();
     assert_eq!(aggregates.len(), 2, "{aggregates:?}");
     assert!(aggregates.contains(&"c".to_owned()) && aggregates.contains(&"e".to_owned()));
 }
@@ -138,7 +142,8 @@ pub(super) async fn a_group_that_is_refused_changes_nothing(bench: &Bench) {
 pub(super) async fn attempts_are_kept(bench: &Bench) {
     bench.hold().await;
     let claimed = bench.claim_new(order("a")).await;
-    let mut settlement = done(claimed).attempt(MAIL, Some(FailureKind::Trap), Some("a\0b \u{1f980}"));
+    let mut settlement =
+        done(claimed).attempt(MAIL, Some(FailureKind::Trap), Some("a\0b \u{1f980}"));
     let line = |source, text: &str| LogLine {
         at_us: 5,
         level: Level::Warn,

@@ -8,9 +8,7 @@ use outrigger::{
     store::{Settled, Settlement},
 };
 
-use super::bench::{
-    Adding as _, Bench, LONG, MAIL, SHOP, done, having_read, order, set, writing,
-};
+use super::bench::{Adding as _, Bench, LONG, MAIL, SHOP, done, having_read, order, set, writing};
 
 /// Claims as many new events, each of an aggregate of its own.
 async fn claimed(bench: &Bench, count: usize) -> Vec<Settlement> {
@@ -73,7 +71,10 @@ pub(super) async fn an_overtaken_read_conflicts(bench: &Bench) {
         .emit(vec![order("emitted")])
         .state(having_read("k", None, set("k", "2")))
         .attempt(MAIL, None, None);
-    assert_eq!(bench.store.settle(std::slice::from_ref(&late), LONG).await.expect("settles"), [conflict()]);
+    assert_eq!(
+        bench.store.settle(std::slice::from_ref(&late), LONG).await.expect("settles"),
+        [conflict()]
+    );
     assert_eq!(bench.value("k").await, Some(b"1".to_vec()));
     let row = bench.store.event(SHOP, id).await.expect("looks").expect("is there");
     assert_eq!(row.dispatched_at, None);
@@ -86,7 +87,8 @@ pub(super) async fn an_overtaken_read_conflicts(bench: &Bench) {
 pub(super) async fn equal_values_do_not_conflict(bench: &Bench) {
     assert_eq!(using(bench, [set("k", "1")]).await, [Settled::Done]);
     let [one, two] = claimed(bench, 2).await.try_into().expect("two");
-    let both = StateUse { reads: having_read("gone", None, StateUse::default()).reads, ..set("k", "1") };
+    let both =
+        StateUse { reads: having_read("gone", None, StateUse::default()).reads, ..set("k", "1") };
     bench.write(one.state(both)).await;
     let mut read = having_read("k", Some("1"), set("l", "2"));
     read.reads.insert("gone".into(), None);
@@ -121,7 +123,8 @@ pub(super) async fn a_conflict_leaves_no_trace_in_its_group(bench: &Bench) {
     let settled = bench.settle(vec![two_triggers, after]).await;
     let conflict = Settled::Conflict(vec!["bad".into(), "worse".into()]);
     assert_eq!(settled, [conflict, Settled::Done]);
-    let value = async |trigger, key| bench.store.state_value(SHOP, trigger, key).await.expect("reads");
+    let value =
+        async |trigger, key| bench.store.state_value(SHOP, trigger, key).await.expect("reads");
     assert_eq!((value("good", "k").await, value("bad", "k").await), (None, None));
     assert_eq!(value("good", "l").await, Some(b"after".to_vec()));
 }
@@ -135,7 +138,9 @@ pub(super) async fn listings_are_checked(bench: &Bench) {
     assert_eq!(keys(bench, "a/", None, 9).await, ["a/1", "a/2", "a/3"]);
     assert_eq!(keys(bench, "a/", Some("a/1"), 1).await, ["a/2"]);
     assert_eq!(keys(bench, "", Some("a/2"), 9).await, ["a/3", "b"]);
-    assert!(keys(bench, "c", None, 9).await.is_empty() && keys(bench, "", None, 0).await.is_empty());
+    assert!(
+        keys(bench, "c", None, 9).await.is_empty() && keys(bench, "", None, 0).await.is_empty()
+    );
     let settled = using(
         bench,
         [
@@ -210,10 +215,16 @@ pub(super) async fn an_increment_of_a_text_is_unfit(bench: &Bench) {
     let most = i64::MAX.to_string();
     let settled = using(
         bench,
-        [set("t", "text"), set("n", &most), writing("t", Write::Add(1)), writing("n", Write::Add(1))],
+        [
+            set("t", "text"),
+            set("n", &most),
+            writing("t", Write::Add(1)),
+            writing("n", Write::Add(1)),
+        ],
     )
     .await;
-    let [Settled::Done, Settled::Done, Settled::Unfit { trigger, why }, Settled::Unfit { .. }] = settled
+    let [Settled::Done, Settled::Done, Settled::Unfit { trigger, why }, Settled::Unfit { .. }] =
+        settled
     else {
         panic!("{settled:?}")
     };
@@ -232,7 +243,8 @@ pub(super) async fn triggers_and_projects_are_apart(bench: &Bench) {
     let here = done(here).effects(MAIL, of("1")).effects("other", of("2"));
     let there = done(there).effects(MAIL, of("3"));
     assert_eq!(bench.settle(vec![here, there]).await, [Settled::Done, Settled::Done]);
-    for (project, trigger, value) in [(SHOP, MAIL, "1"), (SHOP, "other", "2"), ("other", MAIL, "3")] {
+    for (project, trigger, value) in [(SHOP, MAIL, "1"), (SHOP, "other", "2"), ("other", MAIL, "3")]
+    {
         let found = bench.store.state_value(project, trigger, "k").await.expect("reads");
         assert_eq!(found.as_deref(), Some(value.as_bytes()));
     }
