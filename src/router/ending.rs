@@ -83,11 +83,10 @@ pub(super) fn take_back(unit: &mut Unit, settlement: Settlement) {
     }
     for kept in settlement.attempts {
         let share = unit.shares.iter_mut().find(|share| share.rule.name() == kept.trigger);
-        match share.and_then(|share| share.ending.as_mut()) {
-            Some(Ending::Done { attempt, .. } | Ending::Failed { attempt, .. }) => {
-                *attempt = Some(kept);
-            }
-            _ => {}
+        if let Some(Ending::Done { attempt, .. } | Ending::Failed { attempt, .. }) =
+            share.and_then(|share| share.ending.as_mut())
+        {
+            *attempt = Some(kept);
         }
     }
 }
@@ -116,7 +115,7 @@ fn event_end(unit: &Unit) -> End {
         let name = share.rule.name();
         match &share.ending {
             Some(Ending::Done { summary, .. }) => {
-                result(&mut json, name, "done", Some(summary), None)
+                result(&mut json, name, "done", Some(summary), None);
             }
             Some(Ending::Failed { failure, attempts, after_ms, summary, .. }) => {
                 let outcome = if after_ms.is_some() { "spilled" } else { "dead" };

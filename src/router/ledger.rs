@@ -230,15 +230,12 @@ impl Ledger {
     /// The next call of a chain; the chain ends when there is none.
     pub(super) fn next(&mut self, chain: ChainKey) -> Option<Job> {
         let link = self.chains.get_mut(&chain)?;
-        match link.queue.pop_front().filter(|_| !self.closed) {
-            Some(job) => {
-                link.running = Some(job.unit);
-                Some(job)
-            }
-            None => {
-                self.chains.remove(&chain);
-                None
-            }
+        if let Some(job) = link.queue.pop_front().filter(|_| !self.closed) {
+            link.running = Some(job.unit);
+            Some(job)
+        } else {
+            self.chains.remove(&chain);
+            None
         }
     }
 

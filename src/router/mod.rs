@@ -52,10 +52,10 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             batch: 500,
-            lease: Duration::from_secs(60),
+            lease: Duration::from_mins(1),
             poll: Duration::from_secs(1),
             concurrency: 64,
-            retention: Duration::from_secs(7 * 86_400),
+            retention: Duration::from_hours(168),
             projects: None,
         }
     }

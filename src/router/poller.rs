@@ -22,7 +22,7 @@ const SHORTEST_NAP: Duration = Duration::from_millis(5);
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// How long a project is remembered after it last had an event.
-const MEMORY: Duration = Duration::from_secs(60);
+const MEMORY: Duration = Duration::from_mins(1);
 
 /// Seams in one claim at the most.
 const MAX_SEAMS: usize = 512;
@@ -306,11 +306,11 @@ impl Poller {
         let mut projects = self.seen.len();
         let mut seams = Vec::new();
         // Those that want least first: what they leave goes to the others.
-        let mut wants: Vec<(u64, &String)> = self
+        let mut wants: Vec<(usize, &String)> = self
             .seen
             .keys()
             .map(|project| {
-                let want = lanes.iter().map(|lane| u64::from(self.want(*lane, project))).sum();
+                let want = lanes.iter().map(|lane| self.want(*lane, project) as usize).sum();
                 (want, project)
             })
             .collect();
@@ -326,8 +326,7 @@ impl Poller {
                 }
                 let wish = self.want(*lane, project) as usize;
                 // Scaled down so that the last lane gets its share too.
-                let scaled =
-                    if want as usize > part { (wish * part / want as usize).max(1) } else { wish };
+                let scaled = if want > part { (wish * part / want).max(1) } else { wish };
                 let limit = scaled.min(part - given);
                 given += limit;
                 let above = if sweep { 0 } else { ledger.mark(*lane, project) };

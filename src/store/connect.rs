@@ -79,7 +79,7 @@ impl Default for Options {
 pub async fn connect(url: &str, options: &Options) -> Result<Arc<dyn Store>, StoreError> {
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
     match scheme {
-        "postgres" | "postgresql" => Ok(Arc::new(Postgres::connect(url, options).await?)),
+        "postgres" | "postgresql" => Ok(Arc::new(Postgres::connect(url, options)?)),
         "sqlite" => Ok(Arc::new(Sqlite::connect(url, options).await?)),
         _ => Err(StoreError::Setting(
             "the database URL begins with neither `postgres:` nor `sqlite:`".into(),

@@ -46,11 +46,3 @@ pub(super) fn migrations(
         .map(|(version, (name, text))| Migration { version, name, sql: fill(text) })
         .collect()
 }
-
-/// The statement that makes an inbox table, alone in any database.
-pub(super) fn inbox_table(dialect: Dialect, name: &str) -> String {
-    migrations(dialect, &Prefix::default(), name, 1)
-        .into_iter()
-        .find(|migration| migration.name == "inbox")
-        .map_or_else(String::new, |migration| migration.sql)
-}

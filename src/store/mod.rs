@@ -326,6 +326,9 @@ pub trait Queue: Send + Sync + 'static {
 
     /// Makes sure that this process may be a host of the database: an SQLite
     /// file has one at a time.
+    ///
+    /// # Errors
+    /// [`StoreError::Setting`] when another process is its host.
     fn join(&self) -> Result<(), StoreError> {
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::{
 use sqlx::{Connection, Executor, PgConnection};
 
 /// A database of a test's own; a file is deleted with it.
-pub struct Database {
+pub(crate) struct Database {
     /// Its URL.
     pub url: String,
     file: Option<PathBuf>,
@@ -21,13 +21,13 @@ fn name() -> String {
 
 impl Database {
     /// A new SQLite file.
-    pub fn sqlite() -> Self {
+    pub(crate) fn sqlite() -> Self {
         let file = std::env::temp_dir().join(format!("outrigger-{}.db", name()));
         Self { url: format!("sqlite:{}", file.display()), file: Some(file) }
     }
 
     /// A new database in the test cluster.
-    pub async fn postgres() -> Self {
+    pub(crate) async fn postgres() -> Self {
         let cluster = cluster();
         let name = name();
         let mut admin = PgConnection::connect(&cluster).await.unwrap();
@@ -37,13 +37,13 @@ impl Database {
     }
 
     /// The path of an SQLite database.
-    pub fn path(&self) -> &std::path::Path {
+    pub(crate) fn path(&self) -> &std::path::Path {
         self.file.as_deref().unwrap()
     }
 }
 
 /// The URL of the test cluster.
-pub fn cluster() -> String {
+pub(crate) fn cluster() -> String {
     std::env::var("OUTRIGGER_TEST_POSTGRES").unwrap_or_else(|_| {
         panic!("OUTRIGGER_TEST_POSTGRES isn't set; `scripts/test` starts a cluster and sets it")
     })

@@ -3,23 +3,23 @@
 use std::path::PathBuf;
 
 /// The repository's root.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// A built component, by the name of its file.
-pub fn component(name: &str) -> Vec<u8> {
+pub(crate) fn component(name: &str) -> Vec<u8> {
     let path = root().join(format!("target/plugins/wasm32-wasip2/release/{name}.wasm"));
     std::fs::read(&path)
         .unwrap_or_else(|error| panic!("{}: {error}; `scripts/test` builds it", path.display()))
 }
 
 /// The component that does what an event's payload tells it.
-pub fn probe() -> Vec<u8> {
+pub(crate) fn probe() -> Vec<u8> {
     component("probe")
 }
 
 /// A fixture in the text format, encoded.
-pub fn wat(name: &str) -> Vec<u8> {
+pub(crate) fn wat(name: &str) -> Vec<u8> {
     wat::parse_file(root().join("tests/guests/wat").join(name)).unwrap()
 }

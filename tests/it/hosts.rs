@@ -10,10 +10,10 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 /// The admin key of every test host.
-pub const KEY: &str = "or_test_0123456789abcdef0123456789abcdef";
+pub(crate) const KEY: &str = "or_test_0123456789abcdef0123456789abcdef";
 
 /// A running `outrigger serve`; killed when it is dropped.
-pub struct Host {
+pub(crate) struct Host {
     child: Child,
     url: String,
     client: reqwest::Client,
@@ -21,12 +21,12 @@ pub struct Host {
 
 impl Host {
     /// Starts a host on a database.
-    pub async fn start(database: &str) -> Self {
+    pub(crate) async fn start(database: &str) -> Self {
         Self::with(database, &[]).await
     }
 
     /// Starts a host with further settings, as environment variables.
-    pub async fn with(database: &str, settings: &[(&str, &str)]) -> Self {
+    pub(crate) async fn with(database: &str, settings: &[(&str, &str)]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_outrigger"))
             .arg("serve")
             .env("OUTRIGGER_DATABASE_URL", database)
@@ -51,7 +51,7 @@ impl Host {
     }
 
     /// Sends a request and answers status and JSON body.
-    pub async fn send(
+    pub(crate) async fn send(
         &self,
         method: Method,
         path: &str,
@@ -69,25 +69,25 @@ impl Host {
     }
 
     /// Sends a request that must succeed.
-    pub async fn ok(&self, method: Method, path: &str, body: Option<Value>) -> Value {
+    pub(crate) async fn ok(&self, method: Method, path: &str, body: Option<Value>) -> Value {
         let (status, answer) = self.send(method.clone(), path, body).await;
         assert!(status.is_success(), "{method} {path}: {status} {answer}");
         answer
     }
 
     /// `GET`, which must succeed.
-    pub async fn get(&self, path: &str) -> Value {
+    pub(crate) async fn get(&self, path: &str) -> Value {
         self.ok(Method::GET, path, None).await
     }
 
     /// Creates a project and puts the probe in it.
-    pub async fn project(&self, name: &str) {
+    pub(crate) async fn project(&self, name: &str) {
         self.ok(Method::PUT, &format!("/v1/projects/{name}"), Some(json!({}))).await;
         self.push(name, "probe", crate::guests::probe()).await;
     }
 
     /// Uploads a plugin.
-    pub async fn push(&self, project: &str, name: &str, component: Vec<u8>) {
+    pub(crate) async fn push(&self, project: &str, name: &str, component: Vec<u8>) {
         let url = format!("{}/v1/projects/{project}/plugins/{name}?activate=true", self.url);
         let response = self.client.put(url).bearer_auth(KEY).body(component).send().await.unwrap();
         let status = response.status();
@@ -95,30 +95,30 @@ impl Host {
     }
 
     /// Puts a trigger.
-    pub async fn trigger(&self, project: &str, name: &str, document: Value) {
+    pub(crate) async fn trigger(&self, project: &str, name: &str, document: Value) {
         let path = format!("/v1/projects/{project}/triggers/{name}");
         self.ok(Method::PUT, &path, Some(document)).await;
     }
 
     /// Counts of a project.
-    pub async fn status(&self, project: &str) -> Value {
+    pub(crate) async fn status(&self, project: &str) -> Value {
         self.get(&format!("/v1/projects/{project}/status")).await
     }
 
     /// Kills the process, as a crash would.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         // Whoever is gone already needs no killing.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
     /// The process id.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Waits for the process to end and answers its exit code.
-    pub async fn exit_code(&mut self, at_most: Duration) -> Option<i32> {
+    pub(crate) async fn exit_code(&mut self, at_most: Duration) -> Option<i32> {
         let end = Instant::now() + at_most;
         while Instant::now() < end {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -130,7 +130,7 @@ impl Host {
     }
 
     /// Where it listens.
-    pub fn url(&self) -> &str {
+    pub(crate) fn url(&self) -> &str {
         &self.url
     }
 }
@@ -142,14 +142,14 @@ impl Drop for Host {
 }
 
 /// A client; the provider of cryptography is installed once.
-pub fn client() -> reqwest::Client {
+pub(crate) fn client() -> reqwest::Client {
     // A second time in one process is refused, and needn't be done.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder().timeout(Duration::from_secs(60)).build().unwrap()
+    reqwest::Client::builder().timeout(Duration::from_mins(1)).build().unwrap()
 }
 
 /// Waits until something holds, and says what was there when it never did.
-pub async fn eventually<T: std::fmt::Debug>(
+pub(crate) async fn eventually<T: std::fmt::Debug>(
     what: &str,
     at_most: Duration,
     mut look: impl AsyncFnMut() -> Result<(), T>,

@@ -10,7 +10,7 @@ use crate::{
     hosts::{Host, eventually},
 };
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_mins(1);
 
 /// Each of these on both databases.
 macro_rules! on_both {

@@ -23,7 +23,7 @@ async fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// What it takes at the most, on a slow machine that does other things too.
-const LONG: Duration = Duration::from_secs(240);
+const LONG: Duration = Duration::from_mins(4);
 
 /// Each event adds one to `n` and emits a follow-up, which adds one to `m`.
 fn work(emits: bool) -> Value {
@@ -299,7 +299,7 @@ async fn an_application_beside_a_full_drain_sees_no_lock_error() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let numbers: Vec<f64> = text.split_whitespace().map(|n| n.parse().unwrap()).collect();
     assert!(numbers[0] >= 1.0, "the application wrote meanwhile: {text}");
-    assert_eq!(numbers[1], 0.0, "inserted, refused, longest wait in seconds: {text}");
+    assert!(numbers[1] < 1.0, "inserted, refused, longest wait in seconds: {text}");
     println!("inserted, refused, longest wait in seconds: {text}");
 }
 

@@ -58,7 +58,7 @@ impl Postgres {
     ///
     /// # Errors
     /// When the URL can't be understood.
-    pub async fn connect(url: &str, options: &Options) -> Result<Self, StoreError> {
+    pub fn connect(url: &str, options: &Options) -> Result<Self, StoreError> {
         let base = PgConnectOptions::from_str(url)
             .map_err(|error| StoreError::Setting(format!("the database URL: {error}")))?
             .application_name("outrigger");
@@ -66,7 +66,7 @@ impl Postgres {
             PgPoolOptions::new()
                 .max_connections(max)
                 .acquire_timeout(options.patience)
-                .idle_timeout(Duration::from_secs(300))
+                .idle_timeout(Duration::from_mins(5))
         };
         let plain = base.clone().options([("jit", "off")]);
         let wake = Wake::new(plain.clone(), options);
@@ -144,7 +144,7 @@ impl Postgres {
 
 /// What a driver's error means to a caller.
 fn fault(error: sqlx::Error) -> StoreError {
-    let code = error.as_database_error().and_then(|e| e.code().map(|c| c.into_owned()));
+    let code = error.as_database_error().and_then(|e| e.code().map(std::borrow::Cow::into_owned));
     match (code.as_deref(), &error) {
         (Some("53100"), _) => StoreError::Full(error.into()),
         // Lock time-out, statement time-out, deadlock, serialisation.

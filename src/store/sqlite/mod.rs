@@ -248,7 +248,8 @@ fn fault(error: sqlx::Error) -> StoreError {
     /// The index of the write-ahead log couldn't grow.
     const IOERR_SHMSIZE: i32 = IOERR | (19 << 8);
     let said = error.as_database_error();
-    let code = said.and_then(|said| said.code()).and_then(|code| code.parse::<i32>().ok());
+    let code =
+        said.and_then(sqlx::error::DatabaseError::code).and_then(|code| code.parse::<i32>().ok());
     if said.is_some_and(|said| {
         ["no such table", "no such column"].iter().any(|begin| said.message().starts_with(begin))
     }) {

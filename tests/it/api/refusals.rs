@@ -99,9 +99,7 @@ const EVENT: &str = r#"{"resource":"r","aggregateId":"1","eventName":"n","payloa
 #[tokio::test]
 async fn bad_input_is_named() {
     let server = Server::with_project("shop").await;
-    for &(method, path, body, status, problem, named) in
-        [EVENTS, LISTS, DEFINITIONS].concat().iter()
-    {
+    for &(method, path, body, status, problem, named) in &[EVENTS, LISTS, DEFINITIONS].concat() {
         let request = server.request(method.parse().unwrap(), path);
         let request = request.header(header::CONTENT_TYPE, "application/json").body(body);
         let refused = answer(request).await;

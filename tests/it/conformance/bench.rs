@@ -45,7 +45,7 @@ pub(super) struct Bench {
 }
 
 /// Long enough for nothing to run out.
-pub(super) const LONG: Duration = Duration::from_secs(60);
+pub(super) const LONG: Duration = Duration::from_mins(1);
 
 /// What most tests call their project and their trigger.
 pub(super) const SHOP: &str = "shop";

@@ -64,8 +64,8 @@ pub(super) async fn spills_of_one_group_are_in_order(bench: &Bench) {
     for id in &ids {
         states.push(bench.delivery(*id).await.state);
     }
-    use DeliveryState::{Blocked, Ready};
-    assert_eq!(states, [Ready, Blocked, Blocked]);
+    let blocked = DeliveryState::Blocked;
+    assert_eq!(states, [DeliveryState::Ready, blocked, blocked]);
     for id in ids {
         let [due] = bench.deliver().await.try_into().expect("one at a time");
         assert_eq!(due.event.message_id, id);

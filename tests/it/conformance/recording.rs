@@ -37,16 +37,16 @@ pub(super) async fn a_batch_is_recorded_each_on_its_own(bench: &Bench) {
 
 pub(super) async fn a_batch_keeps_its_order(bench: &Bench) {
     bench.hold().await;
-    let named = |event, name: &str| NewEvent { event_name: name.into(), ..event };
+    let called = |event, name: &str| NewEvent { event_name: name.into(), ..event };
     let batch = [
-        named(keyed("a", "z"), "1"),
-        named(order("a"), "2"),
-        named(keyed("a", "b"), "3"),
-        named(order("a"), "4"),
+        called(keyed("a", "z"), "1"),
+        called(order("a"), "2"),
+        called(keyed("a", "b"), "3"),
+        called(order("a"), "4"),
     ];
     bench.record(&batch).await;
-    let names: Vec<_> = bench.claim().await.into_iter().map(|e| e.event.event_name).collect();
-    assert_eq!(names, ["1", "2", "3", "4"]);
+    let claimed: Vec<_> = bench.claim().await.into_iter().map(|e| e.event.event_name).collect();
+    assert_eq!(claimed, ["1", "2", "3", "4"]);
 }
 
 pub(super) async fn a_known_message_id_is_a_duplicate(bench: &Bench) {

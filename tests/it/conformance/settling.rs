@@ -87,16 +87,16 @@ pub(super) async fn a_used_dedup_key_is_not_recorded_again(bench: &Bench) {
 pub(super) async fn emitted_events_keep_their_order(bench: &Bench) {
     bench.hold().await;
     let claimed = bench.claim_new(order("a")).await;
-    let named = |key: Option<&str>, name: &str| NewEvent {
+    let called = |key: Option<&str>, name: &str| NewEvent {
         event_name: name.into(),
         dedup_key: key.map(Into::into),
         ..order("one")
     };
     let emitted =
-        vec![named(Some("z"), "1"), named(None, "2"), named(Some("a"), "3"), named(None, "4")];
+        vec![called(Some("z"), "1"), called(None, "2"), called(Some("a"), "3"), called(None, "4")];
     bench.write(done(claimed).emit(emitted)).await;
-    let names: Vec<_> = bench.claim().await.into_iter().map(|e| e.event.event_name).collect();
-    assert_eq!(names, ["1", "2", "3", "4"]);
+    let claimed: Vec<_> = bench.claim().await.into_iter().map(|e| e.event.event_name).collect();
+    assert_eq!(claimed, ["1", "2", "3", "4"]);
 }
 
 pub(super) async fn the_lost_write_nothing_and_their_neighbours_all(bench: &Bench) {
