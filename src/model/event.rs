@@ -99,10 +99,35 @@ impl NewEvent {
 /// Longest meta, in bytes of JSON.
 pub const MAX_META: usize = 64 << 10;
 
+/// Levels that JSON may be nested: less than what either database takes.
+pub const MAX_DEPTH: usize = 500;
+
 fn json(field: &'static str, text: &str) -> Result<(), Invalid> {
     serde_json::from_str::<&serde_json::value::RawValue>(text)
-        .map(drop)
-        .map_err(|error| Invalid::new(field, format!("is not JSON: {error}")))
+        .map_err(|error| Invalid::new(field, format!("is not JSON: {error}")))?;
+    if depth(text) > MAX_DEPTH {
+        return Err(Invalid::new(field, format!("is nested deeper than {MAX_DEPTH} levels")));
+    }
+    Ok(())
+}
+
+/// How deep valid JSON is nested.
+fn depth(json: &str) -> usize {
+    let (mut depth, mut deepest, mut quoted, mut escaped) = (0_usize, 0, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => quoted = !quoted,
+            b'[' | b'{' if !quoted => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' if !quoted => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
 }
 
 /// An outbox row as it was claimed or looked up.
@@ -162,6 +187,22 @@ mod tests {
             let event = NewEvent { payload: payload.into(), ..event() };
             assert_eq!(event.validate(1000).expect_err(payload).field, "payload");
         }
+    }
+
+    #[test]
+    fn nesting_is_counted_outside_of_texts() {
+        for (json, levels) in [
+            ("1", 0),
+            ("[]", 1),
+            (r#"{"a":[[1],{}]}"#, 3),
+            (r#"["[[\"[["]"#, 1),
+            (r#"["\\",[]]"#, 2),
+        ] {
+            assert_eq!(depth(json), levels, "{json}");
+        }
+        let deep = "[".repeat(MAX_DEPTH + 1) + &"]".repeat(MAX_DEPTH + 1);
+        let event = NewEvent { payload: deep, ..event() };
+        assert_eq!(event.validate(10_000).expect_err("too deep").field, "payload");
     }
 
     #[test]

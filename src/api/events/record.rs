@@ -25,9 +25,6 @@ use crate::{
 /// Events of one request at the most.
 const BATCH_MAX: usize = 1000;
 
-/// Levels that JSON may have; SQLite takes a thousand.
-const DEPTH_MAX: usize = 500;
-
 /// Longest wait for an event to be settled.
 const WAIT_MAX: Span = Span::from_secs(60);
 
@@ -207,32 +204,7 @@ fn new_event(app: &App, project: &str, text: &str) -> Answer<NewEvent> {
         ..NewEvent::new(project, body.resource, body.aggregate_id, body.event_name, payload)
     };
     event.validate(payload_max.as_usize())?;
-    let meta = event.meta.as_deref().unwrap_or_default();
-    for (field, json) in [("payload", payload), ("meta", meta)] {
-        if depth(json) > DEPTH_MAX {
-            return Err(Problem::field(field, format!("is nested deeper than {DEPTH_MAX} levels")));
-        }
-    }
     Ok(event)
-}
-
-/// How deep valid JSON is nested.
-fn depth(json: &str) -> usize {
-    let (mut depth, mut deepest, mut quoted, mut escaped) = (0_usize, 0, false, false);
-    for byte in json.bytes() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = true,
-            b'"' => quoted = !quoted,
-            b'[' | b'{' if !quoted => {
-                depth += 1;
-                deepest = deepest.max(depth);
-            }
-            b']' | b'}' if !quoted => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-    }
-    deepest
 }
 
 fn wait_span(params: &Params) -> Answer<Option<Span>> {
@@ -290,19 +262,6 @@ fn created(project: &str, receipt: &Receipt, again: bool) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nesting_is_counted_outside_of_texts() {
-        for (json, levels) in [
-            ("1", 0),
-            ("[]", 1),
-            (r#"{"a":[[1],{}]}"#, 3),
-            (r#"["[[\"[["]"#, 1),
-            (r#"["\\",[]]"#, 2),
-        ] {
-            assert_eq!(depth(json), levels, "{json}");
-        }
-    }
 
     #[test]
     fn the_same_json_may_be_written_in_two_ways() {

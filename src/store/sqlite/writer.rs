@@ -138,3 +138,73 @@ impl DerefMut for Tx {
         &mut self.inner
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{env, fs, path::PathBuf};
+
+    use sqlx::query;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::store::{Options, sqlite::Sqlite};
+
+    /// A store on a file of its own, with a table to write into.
+    async fn store() -> (Sqlite, PathBuf) {
+        let folder = env::temp_dir().join(format!("outrigger-{}", Uuid::new_v4().simple()));
+        fs::create_dir(&folder).expect("a new folder");
+        let url = format!("sqlite:{}/writer.db", folder.display());
+        let store = Sqlite::connect(&url, &Options::default()).await.expect("opens");
+        let mut tx = store.writer.begin_firm().await.expect("begins");
+        query("CREATE TABLE t (b)").execute(&mut *tx).await.expect("creates");
+        tx.commit().await.expect("commits");
+        (store, folder)
+    }
+
+    async fn insert(store: &Sqlite, bytes: i64) -> Result<(), StoreError> {
+        let mut tx = store.writer.begin().await?;
+        let insert = query("INSERT INTO t VALUES (zeroblob(?1))").bind(bytes);
+        insert.execute(&mut *tx).await.map_err(fault)?;
+        tx.commit().await
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_passes() {
+        let (store, folder) = store().await;
+        insert(&store, 1).await.expect("there is room");
+        let mut tx = store.writer.begin().await.expect("begins");
+        query("PRAGMA max_page_count = 1").execute(&mut *tx).await.expect("no more pages");
+        tx.commit().await.expect("commits");
+        let error = insert(&store, 1 << 20).await.expect_err("there is none");
+        assert!(matches!(error, StoreError::Full(_)), "{error:?}");
+        // SQLite has rolled back by itself; a new connection knows no bound.
+        insert(&store, 1 << 20).await.expect("there is room again");
+        fs::remove_dir_all(folder).expect("the folder goes");
+    }
+
+    #[tokio::test]
+    async fn a_dropped_transaction_is_rolled_back() {
+        let (store, folder) = store().await;
+        let mut tx = store.writer.begin().await.expect("begins");
+        query("INSERT INTO t VALUES (1)").execute(&mut *tx).await.expect("inserts");
+        drop(tx);
+        let mut tx = store.writer.begin_firm().await.expect("the lock is free");
+        let left = query("SELECT 1 FROM t").fetch_optional(&mut *tx).await.expect("looks");
+        assert!(left.is_none());
+        drop(tx);
+        fs::remove_dir_all(folder).expect("the folder goes");
+    }
+
+    #[tokio::test]
+    async fn the_lock_rests_after_a_turn() {
+        let (store, folder) = store().await;
+        let tx = store.writer.begin().await.expect("begins");
+        sleep(Duration::from_millis(200)).await;
+        tx.commit().await.expect("commits");
+        let began = Instant::now();
+        let tx = store.writer.begin().await.expect("begins");
+        assert!(began.elapsed() >= Duration::from_millis(80), "{:?}", began.elapsed());
+        drop(tx);
+        fs::remove_dir_all(folder).expect("the folder goes");
+    }
+}
