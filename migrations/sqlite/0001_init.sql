@@ -19,11 +19,6 @@ CREATE TABLE {p}outbox (
     event_name     TEXT NOT NULL CHECK (typeof(event_name) = 'text' AND event_name <> ''),
     schema_version INTEGER NOT NULL DEFAULT 1
         CHECK (typeof(schema_version) = 'integer' AND schema_version BETWEEN 0 AND 2147483647),
-    payload_json   TEXT NOT NULL CHECK (typeof(payload_json) = 'text' AND json_valid(payload_json)),
-    meta_json      TEXT CHECK (
-        meta_json IS NULL
-        OR (typeof(meta_json) = 'text' AND json_valid(meta_json) AND json_type(meta_json) = 'object')
-    ),
     dedup_key      TEXT CHECK (typeof(dedup_key) IN ('text', 'null')),
     created_at     INTEGER NOT NULL DEFAULT (CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER))
         CHECK (typeof(created_at) = 'integer'),
@@ -33,6 +28,12 @@ CREATE TABLE {p}outbox (
     claim_id       TEXT,
     claimed_until  INTEGER,
     dispatched_at  INTEGER,
+    -- The long ones come last: what stands behind them is slow to reach.
+    payload_json   TEXT NOT NULL CHECK (typeof(payload_json) = 'text' AND json_valid(payload_json)),
+    meta_json      TEXT CHECK (
+        meta_json IS NULL
+        OR (typeof(meta_json) = 'text' AND json_valid(meta_json) AND json_type(meta_json) = 'object')
+    ),
     result_json    TEXT,
     CONSTRAINT {p}outbox_message_id UNIQUE (message_id)
 );
@@ -171,8 +172,9 @@ CREATE TABLE {p}plugin_version (
     plugin_name TEXT NOT NULL,
     digest      TEXT NOT NULL,
     info_json   TEXT NOT NULL,
-    component   BLOB NOT NULL,
     created_at  INTEGER NOT NULL,
+    -- Last, so that nothing is read past it.
+    component   BLOB NOT NULL,
     PRIMARY KEY (project_id, plugin_name, digest)
 );
 

@@ -21,6 +21,7 @@ mod keys;
 mod migrate;
 mod output;
 mod page;
+mod plugin_test;
 mod plugins;
 mod projects;
 mod scaffold;

@@ -12,7 +12,7 @@ use super::{
     client::{Answer, Client},
     input,
     output::{Column, Output, Show},
-    scaffold,
+    plugin_test, scaffold,
 };
 use crate::sandbox::Sandbox;
 
@@ -35,6 +35,8 @@ pub(super) enum Plugins {
     Delete(Name),
     /// Write a project that builds a plugin
     New(scaffold::New),
+    /// Call a component once in the real sandbox, with no host needed
+    Test(plugin_test::Test),
     /// Check a component as an upload would be, with no host needed
     Check {
         /// The component
@@ -95,6 +97,7 @@ impl Plugins {
         match self {
             Self::New(new) => return new.run(out),
             Self::Check { file } => return check(context, input::bytes(&file)?).await,
+            Self::Test(test) => return test.run(context).await,
             _ => {}
         }
         let (client, project) = (context.client()?, context.project()?);
@@ -129,7 +132,7 @@ impl Plugins {
                 client.delete(&[&path[..], &[&name]].concat()).await?;
                 out.note(format_args!("plugin {name} is deleted"));
             }
-            Self::New(_) | Self::Check { .. } => {}
+            Self::New(_) | Self::Test(_) | Self::Check { .. } => {}
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -9,6 +9,7 @@ mod database;
 mod guests;
 mod hosts;
 mod layers;
+mod plugin_test;
 mod recording;
 mod router;
 mod sandbox;

@@ -1,6 +1,6 @@
 //! What people look at.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use sqlx::{postgres::PgRow, query, query_scalar};
 use uuid::Uuid;
@@ -25,6 +25,9 @@ use crate::{
 /// Counts stop here: beyond it, a number says no more than "many", and
 /// counting would take longer than people wait.
 const MAX_COUNT: i64 = 1_000_000;
+
+/// Parts of the table that one sweep looks at.
+const MAX_PARTS: usize = 20;
 
 macro_rules! delivery_columns {
     () => {
@@ -367,29 +370,49 @@ impl Postgres {
         Ok(())
     }
 
-    /// One small batch from the old end of the table.
+    /// One small batch, from where the last one ended: rows are looked at in
+    /// the order of their age, those that must stay once a round, and the
+    /// first that is too young ends the round.
     pub(super) async fn delete_old(
         &self,
         retention: Duration,
         batch: u32,
     ) -> Result<u64, StoreError> {
-        let gone = query(self.sql.of(
-            "WITH old AS MATERIALIZED (
-                 SELECT o.pk FROM {p}outbox o
-                  WHERE o.dispatched_at < {p}now_ms() - $1
-                    AND NOT EXISTS (SELECT FROM {p}delivery d
-                                     WHERE d.event_pk = o.pk AND d.state <> 'done')
-                  ORDER BY o.pk LIMIT $2),
-             attempts AS (DELETE FROM {p}attempt a WHERE a.event_pk = ANY (ARRAY(SELECT pk FROM old))),
-             deliveries AS (DELETE FROM {p}delivery d WHERE d.event_pk = ANY (ARRAY(SELECT pk FROM old)))
-             DELETE FROM {p}outbox o WHERE o.pk = ANY (ARRAY(SELECT pk FROM old))",
-        ))
-        .bind(millis(retention))
-        .bind(i64::from(batch))
-        .execute(&self.pool)
-        .await
-        .map_err(fault)?;
-        Ok(gone.rows_affected())
+        let mut gone = 0;
+        for _ in 0..MAX_PARTS {
+            let row = query(self.sql.of("WITH part AS MATERIALIZED (
+                     SELECT o.pk, o.created_at < n.cut AS aged,
+                            coalesce(o.dispatched_at < n.cut, false) AND NOT EXISTS (
+                                SELECT FROM {p}delivery d
+                                 WHERE d.event_pk = o.pk AND d.state <> 'done') AS old
+                       FROM {p}outbox o, (SELECT {p}now_ms() - $1 AS cut) n
+                      WHERE o.pk > $2 ORDER BY o.pk LIMIT $3),
+                 old AS MATERIALIZED (SELECT pk FROM part WHERE old),
+                 attempts AS (
+                     DELETE FROM {p}attempt a WHERE a.event_pk = ANY (ARRAY(SELECT pk FROM old))),
+                 deliveries AS (
+                     DELETE FROM {p}delivery d WHERE d.event_pk = ANY (ARRAY(SELECT pk FROM old))),
+                 events AS (
+                     DELETE FROM {p}outbox o WHERE o.pk = ANY (ARRAY(SELECT pk FROM old))
+                     RETURNING o.pk)
+                 SELECT (SELECT count(*) FROM events), max(pk), count(*) = $3 AND bool_and(aged)
+                   FROM part"))
+            .bind(millis(retention))
+            .bind(self.swept.load(Ordering::Relaxed))
+            .bind(i64::from(batch))
+            .fetch_one(&self.pool)
+            .await
+            .map_err(fault)?;
+            gone += u64::try_from(get::<i64>(&row, 0)?).unwrap_or(0);
+            let goes_on = get::<Option<bool>>(&row, 2)?.unwrap_or(false);
+            let last: Option<i64> = get(&row, 1)?;
+            let next = last.filter(|_| goes_on).unwrap_or(0);
+            self.swept.store(next, Ordering::Relaxed);
+            if !goes_on || gone >= u64::from(batch) {
+                break;
+            }
+        }
+        Ok(gone)
     }
 }
 

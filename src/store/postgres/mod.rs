@@ -1,6 +1,6 @@
 //! PostgreSQL, 14 and later.
 
-use std::{str::FromStr, time::Duration};
+use std::{str::FromStr, sync::atomic::AtomicI64, time::Duration};
 
 use sqlx::{
     PgPool,
@@ -39,6 +39,8 @@ pub struct Postgres {
     sql: Sql,
     wake: Wake,
     lanes: OnceCell<Lane>,
+    /// Up to which pk the last sweep got.
+    swept: AtomicI64,
     options: Options,
 }
 
@@ -77,6 +79,7 @@ impl Postgres {
             sql: Sql::new(options.prefix.clone()),
             wake,
             lanes: OnceCell::new(),
+            swept: AtomicI64::new(0),
             options: options.clone(),
         })
     }
