@@ -8,7 +8,7 @@
 //! the spilled deliveries in the database.
 
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     hash::{BuildHasher, RandomState},
     sync::Arc,
     time::{Duration, Instant},
@@ -112,13 +112,22 @@ struct Break {
     seen: u64,
 }
 
+/// A claim to give back.
+pub(super) struct Release {
+    pub(super) claim: Arc<Claim>,
+    /// The ordering key that nothing later may overtake meanwhile.
+    pub(super) key: Option<u64>,
+}
+
 /// One project's share of one lane. Scheduled events aren't in it: they are
 /// claimed out of order.
 #[derive(Default)]
 struct Track {
     held: BTreeSet<i64>,
+    /// Given back, or lost, and not claimed again; with the claim that was the
+    /// latest then.
+    returned: BTreeMap<i64, u64>,
     high: i64,
-    low: Option<i64>,
 }
 
 #[derive(Default)]
@@ -128,7 +137,10 @@ pub(super) struct Ledger {
     chains: HashMap<ChainKey, Link>,
     broken: HashMap<ChainKey, Break>,
     ready: VecDeque<UnitId>,
-    released: Vec<Arc<Claim>>,
+    released: Vec<Release>,
+    /// Keys with an event that is being given back: what claims bring of them
+    /// that may not have seen it would overtake it.
+    returning: HashMap<u64, Break>,
     tracks: HashMap<(Lane, String), Track>,
     lanes: HashMap<Lane, usize>,
     starts: Vec<Start>,
@@ -155,6 +167,14 @@ impl Ledger {
         self.tracks.get(&(lane, project.to_owned())).map_or(0, Track::mark)
     }
 
+    /// A claim that ignored the mark has brought all there was in a lane and
+    /// project: what was given back before it and isn't claimed is gone.
+    pub(super) fn swept(&mut self, lane: Lane, project: &str, claim: u64) {
+        if let Some(track) = self.tracks.get_mut(&(lane, project.to_owned())) {
+            track.returned.retain(|_, at| *at >= claim);
+        }
+    }
+
     /// Notes that a claim begins; its number goes to the admissions.
     pub(super) fn claim_begins(&mut self) -> u64 {
         self.claims += 1;
@@ -165,6 +185,7 @@ impl Ledger {
     /// began are in what it saw.
     pub(super) fn claim_ends(&mut self, claim: u64) {
         self.broken.retain(|_, b| b.unsettled > 0 || b.seen >= claim);
+        self.returning.retain(|_, b| b.unsettled > 0 || b.seen >= claim);
     }
 
     pub(super) fn admit_event(
@@ -173,9 +194,18 @@ impl Ledger {
         matching: Matching,
         lease: &Arc<Lease>,
         tenure: &Arc<Tenure>,
+        number: u64,
     ) {
         let ClaimedEvent { claim, event, open, .. } = row;
         let key = self.key(&event);
+        if self.returning.get(&key).is_some_and(|b| b.unsettled > 0 || b.seen >= number) {
+            if event.available_at.is_none() {
+                let track = self.tracks.entry((event.lane, event.project.clone())).or_default();
+                track.returned.insert(event.pk, self.claims);
+            }
+            self.give_back(Arc::new(claim), Some(key));
+            return;
+        }
         if event.available_at.is_none() {
             let track = self.tracks.entry((event.lane, event.project.clone())).or_default();
             track.claimed(event.pk);
@@ -291,8 +321,18 @@ impl Ledger {
     }
 
     /// Claims to give back.
-    pub(super) fn released(&mut self) -> Vec<Arc<Claim>> {
+    pub(super) fn released(&mut self) -> Vec<Release> {
         std::mem::take(&mut self.released)
+    }
+
+    /// These claims are given back, or have run out.
+    pub(super) fn given_back(&mut self, released: &[Release]) {
+        for key in released.iter().filter_map(|release| release.key) {
+            if let Some(returning) = self.returning.get_mut(&key) {
+                returning.unsettled = returning.unsettled.saturating_sub(1);
+                returning.seen = self.claims;
+            }
+        }
     }
 
     /// Tasks to start.
@@ -318,7 +358,31 @@ impl Ledger {
             for share in &unit.shares {
                 share.rule.desk.pending.forget();
             }
+            if unit.delivery.is_none() {
+                self.release_later(unit.key, id);
+            }
         }
+    }
+
+    /// Gives back what came after a unit in its ordering key: it would
+    /// overtake it.
+    fn release_later(&mut self, key: u64, id: UnitId) {
+        let later: Vec<UnitId> = match self.keys.get(&key) {
+            Some(queue) => queue.iter().copied().filter(|other| *other > id).collect(),
+            None => return,
+        };
+        for other in later {
+            if self.units.get(&other).is_some_and(|unit| unit.stage != Stage::Settling) {
+                self.release_one(other);
+            }
+        }
+    }
+
+    fn give_back(&mut self, claim: Arc<Claim>, key: Option<u64>) {
+        if let Some(key) = key {
+            self.returning.entry(key).or_default().unsettled += 1;
+        }
+        self.released.push(Release { claim, key });
     }
 
     /// Settlements of a group that weren't written since state had changed, each
@@ -468,15 +532,25 @@ impl Ledger {
         }
     }
 
-    /// Gives a unit back as if it had not been claimed.
+    /// Gives a unit back as if it had not been claimed, and with it what came
+    /// after it in its ordering key.
     pub(super) fn release(&mut self, id: UnitId) {
+        let key = self.units.get(&id).filter(|unit| unit.delivery.is_none()).map(|unit| unit.key);
+        self.release_one(id);
+        if let Some(key) = key {
+            self.release_later(key, id);
+        }
+    }
+
+    fn release_one(&mut self, id: UnitId) {
         if let Some(unit) = self.remove(id, false) {
             for share in &unit.shares {
                 if matches!(share.ending, Some(Ending::Done { .. })) {
                     share.rule.desk.pending.forget();
                 }
             }
-            self.released.push(unit.claim);
+            let key = unit.delivery.is_none().then_some(unit.key);
+            self.give_back(unit.claim, key);
         }
     }
 
@@ -655,7 +729,7 @@ impl Ledger {
             if let Some(track) =
                 self.tracks.get_mut(&place).filter(|_| unit.event.available_at.is_none())
             {
-                track.gone(unit.event.pk, settled);
+                track.gone(unit.event.pk, settled, self.claims);
             }
             if let Some(queue) = self.keys.get_mut(&unit.key) {
                 queue.retain(|other| *other != id);
@@ -675,24 +749,20 @@ impl Ledger {
 impl Track {
     /// Rows up to this pk are settled.
     fn mark(&self) -> i64 {
-        let held = self.held.first().map_or(self.high, |first| first - 1);
-        self.low.map_or(held, |low| low.min(held))
+        let first = self.held.first().into_iter().chain(self.returned.keys().next()).min();
+        first.map_or(self.high, |first| first - 1)
     }
 
     fn claimed(&mut self, pk: i64) {
         self.held.insert(pk);
+        self.returned.remove(&pk);
         self.high = self.high.max(pk);
-        // What was given back is claimed again in order: the lowest first.
-        if self.low.is_some_and(|low| pk > low) {
-            self.low = None;
-        }
     }
 
-    fn gone(&mut self, pk: i64, settled: bool) {
+    fn gone(&mut self, pk: i64, settled: bool, claims: u64) {
         self.held.remove(&pk);
         if !settled {
-            let low = pk - 1;
-            self.low = Some(self.low.map_or(low, |other| other.min(low)));
+            self.returned.insert(pk, claims);
         }
     }
 }

@@ -80,7 +80,9 @@ impl Poller {
         if found > 0 && !sweep {
             return Ok(true);
         }
-        self.swept = Some(Instant::now());
+        if sweep {
+            self.swept = Some(Instant::now());
+        }
         let news = self.look_around(&lanes, room.saturating_sub(found)).await?;
         Ok(found > 0 || news)
     }
@@ -139,9 +141,15 @@ impl Poller {
         let began = Instant::now();
         let lease = self.host.settings.lease;
         let claimed = self.host.store.claim_events(self.host.id, &seams, lease).await?;
-        self.learn(&seams, &claimed);
+        let drained = self.learn(&seams, &claimed);
         let found = claimed.rows.len();
         self.admit_events(claimed, began, number).await?;
+        if sweep {
+            let mut ledger = self.host.ledger();
+            for seam in drained {
+                ledger.swept(seam.lane, &seam.project, number);
+            }
+        }
         Ok(found)
     }
 
@@ -200,7 +208,7 @@ impl Poller {
             for (row, matching) in matched {
                 // A lane lost since: the claim is void.
                 if let Some(holding) = lanes.get(&row.event.lane) {
-                    ledger.admit_event(row, matching, &lease, &holding.tenure);
+                    ledger.admit_event(row, matching, &lease, &holding.tenure, number);
                 }
             }
             ledger.claim_ends(number);
@@ -347,7 +355,9 @@ impl Poller {
     }
 
     /// A seam that gave all that was asked has more; one that didn't has none.
-    fn learn(&mut self, seams: &[Seam], claimed: &Claimed<ClaimedEvent>) {
+    /// Answers the latter.
+    fn learn<'a>(&mut self, seams: &'a [Seam], claimed: &Claimed<ClaimedEvent>) -> Vec<&'a Seam> {
+        let mut drained = Vec::new();
         let mut got: HashMap<(Lane, &str), u32> = HashMap::new();
         for row in &claimed.rows {
             *got.entry((row.event.lane, &*row.event.project)).or_default() += 1;
@@ -355,6 +365,9 @@ impl Poller {
         let most = self.host.settings.batch;
         for seam in seams {
             let got = got.get(&(seam.lane, &*seam.project)).copied().unwrap_or(0);
+            if got < seam.limit {
+                drained.push(seam);
+            }
             let want = if got >= seam.limit {
                 seam.limit.max(self.want(seam.lane, &seam.project)).saturating_mul(4).min(most)
             } else {
@@ -365,6 +378,7 @@ impl Poller {
                 self.seen.insert(seam.project.clone(), Instant::now());
             }
         }
+        drained
     }
 
     /// Until something may have happened.

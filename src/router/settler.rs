@@ -56,10 +56,21 @@ impl Settler {
                 (ledger.collect(GROUP), ledger.released())
             };
             if !released.is_empty() {
-                let claims: Vec<_> = released.iter().map(|claim| &**claim).collect();
-                if let Err(error) = self.host.store.release(&claims).await {
-                    // They run out by themselves.
-                    self.host.faulty("giving claims back", &error);
+                let claims: Vec<_> = released.iter().map(|release| &*release.claim).collect();
+                match self.host.store.release(&claims).await {
+                    Ok(()) => self.host.ledger().given_back(&released),
+                    Err(error) => {
+                        self.host.faulty("giving claims back", &error);
+                        // They run out by themselves.
+                        let host = Arc::clone(&self.host);
+                        self.host.tasks.spawn(async move {
+                            select! {
+                                () = host.hard.cancelled() => {}
+                                () = sleep(host.settings.lease) => {}
+                            }
+                            host.ledger().given_back(&released);
+                        });
+                    }
                 }
             }
             if group.is_empty() {

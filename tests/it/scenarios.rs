@@ -18,7 +18,7 @@ use crate::{
 
 static ALONE: Mutex<()> = Mutex::const_new(());
 
-async fn alone() -> MutexGuard<'static, ()> {
+pub(crate) async fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().await
 }
 
