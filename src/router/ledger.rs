@@ -359,6 +359,8 @@ impl Ledger {
                 share.rule.desk.pending.forget();
             }
             if unit.delivery.is_none() {
+                // A claim on its way may bring what comes after it, and not it.
+                self.returning.entry(unit.key).or_default().seen = self.claims;
                 self.release_later(unit.key, id);
             }
         }

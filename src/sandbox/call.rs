@@ -28,7 +28,7 @@ use crate::model::{
     outcome::{Failure, FailureKind},
     pattern::Pattern,
     plugin::PluginInfo,
-    trigger::Trigger,
+    trigger::TriggerSpec,
     units::Bytes,
 };
 
@@ -70,14 +70,16 @@ pub struct TriggerView {
     pub memory: Bytes,
 }
 
-impl From<&Trigger> for TriggerView {
-    fn from(trigger: &Trigger) -> Self {
+impl TriggerView {
+    /// What a trigger's document says to the sandbox.
+    #[must_use]
+    pub fn new(name: &str, spec: &TriggerSpec) -> Self {
         Self {
-            name: trigger.name.clone(),
-            config: trigger.spec.config.clone(),
-            emit: trigger.spec.grants.emit.clone(),
-            state: trigger.spec.grants.state,
-            memory: trigger.spec.limits.memory,
+            name: name.to_owned(),
+            config: spec.config.clone(),
+            emit: spec.grants.emit.clone(),
+            state: spec.grants.state,
+            memory: spec.limits.memory,
         }
     }
 }

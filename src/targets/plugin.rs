@@ -85,13 +85,7 @@ impl Targets for Plugins {
             loader: Arc::clone(&self.0),
             name: spec.target.plugin.clone(),
             slot: digest.map(|digest| self.0.slot(&trigger.project, digest)),
-            view: Arc::new(TriggerView {
-                name: trigger.name.clone(),
-                config: spec.config.clone(),
-                emit: spec.grants.emit.clone(),
-                state: spec.grants.state,
-                memory: spec.limits.memory,
-            }),
+            view: Arc::new(TriggerView::new(&trigger.name, spec)),
         })
     }
 }

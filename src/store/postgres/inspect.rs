@@ -300,6 +300,7 @@ impl Postgres {
         Ok(status)
     }
 
+    /// What is blocked is asked for in the words of the index that has it.
     async fn tally_deliveries(&self, status: &mut Status) -> Result<(), StoreError> {
         let rows =
             query(self.sql.of("SELECT d.project_id, d.trigger_name, d.state, count(*), max(d.id)
