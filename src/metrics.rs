@@ -31,6 +31,7 @@ pub struct Metrics {
     dispatched: Counter,
     lost: Counter,
     conflicts: Counter,
+    paused: Counter,
     spilled: Family<Labels<1>, Counter>,
     dead: Family<Labels<1>, Counter>,
     retried: Family<Labels<1>, Counter>,
@@ -68,6 +69,7 @@ impl Metrics {
             dispatched: Counter::default(),
             lost: Counter::default(),
             conflicts: Counter::default(),
+            paused: Counter::default(),
             spilled: Family::default(),
             dead: Family::default(),
             retried: Family::default(),
@@ -104,6 +106,11 @@ impl Metrics {
     /// So many calls are run again because state that they read has changed.
     pub fn conflicts(&self, n: u64) {
         self.conflicts.inc_by(n);
+    }
+
+    /// A trigger paused itself.
+    pub fn paused(&self) {
+        self.paused.inc();
     }
 
     /// So many pairs of event and trigger got a queue of their own, for this cause.
@@ -197,6 +204,7 @@ impl Metrics {
             ("dispatched_events", "Events that this host acknowledged", &self.dispatched),
             ("lost_claims", "Claims that ended before their result was written", &self.lost),
             ("state_conflicts", "Calls run again because state had changed", &self.conflicts),
+            ("self_pauses", "Triggers that this host paused since they kept failing", &self.paused),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());

@@ -156,7 +156,7 @@ async fn switch(
     name: &str,
     paused: Option<&str>,
 ) -> Answer<Answered<TriggerView>> {
-    if !app.api.store.pause_trigger(project, name, paused).await? {
+    if !app.api.store.pause_trigger(project, name, paused, None).await? {
         return Err(unknown(app, project, name).await?);
     }
     app.api.store.wake();

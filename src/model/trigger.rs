@@ -127,7 +127,8 @@ pub struct Limits {
     pub memory: Bytes,
     /// Calls in flight at once on one host.
     pub concurrency: u32,
-    /// Calls begun per second, minute or hour on one host.
+    /// Calls begun per second, minute or hour on one host, evenly; a second's
+    /// worth may begin at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<Rate>,
 }
@@ -152,6 +153,9 @@ pub struct RetryPolicy {
     pub max: Span,
     /// Share of the wait that is random, 0 to 1.
     pub jitter: f64,
+    /// Calls that fail in a row on one host, for three events or more, after
+    /// which the trigger pauses itself; 0 is never.
+    pub pause_after: u32,
 }
 
 impl Default for RetryPolicy {
@@ -162,6 +166,7 @@ impl Default for RetryPolicy {
             factor: 2.0,
             max: Span::from_secs(600),
             jitter: 0.2,
+            pause_after: 50,
         }
     }
 }
@@ -266,7 +271,6 @@ impl TriggerSpec {
             ("grants.http", !self.grants.http.is_empty()),
             ("grants.secrets", !self.grants.secrets.is_empty()),
             ("grants.statements", !self.grants.statements.is_empty()),
-            ("limits.rate", self.limits.rate.is_some()),
             ("isolation", self.isolation == Isolation::Batch),
         ];
         match refusals.into_iter().find(|(_, asked)| *asked) {
@@ -278,7 +282,7 @@ impl TriggerSpec {
     fn check_ranges(&self) -> Result<(), Invalid> {
         let (limits, retry) = (&self.limits, &self.retry);
         let (hour, day) = (Span::from_secs(3600), Span::from_secs(86_400));
-        let ranges: [(&str, bool, &str); 8] = [
+        let ranges: [(&str, bool, &str); 9] = [
             (
                 "limits.deadline",
                 (Span::from_millis(1)..=hour).contains(&limits.deadline),
@@ -307,6 +311,7 @@ impl TriggerSpec {
             ),
             ("retry.factor", (1.0..=100.0).contains(&retry.factor), "is not between 1 and 100"),
             ("retry.jitter", (0.0..=1.0).contains(&retry.jitter), "is not between 0 and 1"),
+            ("retry.pauseAfter", retry.pause_after <= 1_000_000, "is more than 1000000"),
         ];
         match ranges.into_iter().find(|(_, holds, _)| !holds) {
             Some((field, _, why)) => Err(Invalid::new(field, why)),

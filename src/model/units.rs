@@ -174,6 +174,14 @@ impl Rate {
         self.count
     }
 
+    /// How many may come at once: a second's worth.
+    #[must_use]
+    pub fn burst(self) -> u32 {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 2^32")]
+        let burst = self.each_second().ceil() as u32;
+        burst
+    }
+
     /// How many a second, on average.
     #[must_use]
     pub fn each_second(self) -> f64 {

@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::{select, sync::OwnedSemaphorePermit, time::sleep};
@@ -73,26 +73,56 @@ impl Host {
 
     async fn run(self: &Arc<Self>, job: &Job, begun: &AtomicBool) {
         let ending = match self.room_for(job).await {
-            Some(room) => {
+            Ok(room) => {
                 let ending = self.call(job, begun).await;
                 drop(room);
                 ending
             }
-            None => Ending::Spilled(SpillCause::Limit),
+            // A delivery that can't run now is in the queue already.
+            Err(_) if job.delivery.is_some() => Ending::Released,
+            Err(cause) => Ending::Spilled(cause),
         };
         self.ledger().ended(job, ending);
         self.pump();
     }
 
-    /// Waits until the trigger may make one more call: a delivery as long as it
-    /// takes, an event as long as the trigger's calls are quick, so that its
-    /// turn comes soon.
-    async fn room_for(&self, job: &Job) -> Option<OwnedSemaphorePermit> {
-        let room = job.rule.desk.room();
-        if let Ok(permit) = Arc::clone(&room).try_acquire_owned() {
+    /// Waits until the trigger may make one more call, or answers why it may
+    /// not for now.
+    async fn room_for(&self, job: &Job) -> Result<OwnedSemaphorePermit, SpillCause> {
+        let permit = self.permit_for(job).await.ok_or(SpillCause::Limit)?;
+        let desk = &job.rule.desk;
+        if desk.is_paused() {
+            return Err(SpillCause::Paused);
+        }
+        let patience = if job.delivery.is_some() { FORBEARANCE } else { PATIENCE };
+        match desk.turn(patience) {
+            Ok(Duration::ZERO) => Ok(permit),
+            Ok(wait) => {
+                select! {
+                    () = sleep(wait) => {}
+                    () = self.soft.cancelled() => return Err(SpillCause::Limit),
+                }
+                if desk.is_paused() { Err(SpillCause::Paused) } else { Ok(permit) }
+            }
+            Err(wait) => {
+                if job.delivery.is_some() {
+                    let millis = i64::try_from(wait.as_millis()).unwrap_or(i64::MAX);
+                    self.delivery_due(&job.event.project, job.rule.name(), millis);
+                }
+                Err(SpillCause::Limit)
+            }
+        }
+    }
+
+    /// Waits while the trigger makes as many calls as it may at once: a delivery
+    /// as long as it takes, an event as long as the trigger's calls are quick,
+    /// so that its turn comes soon.
+    async fn permit_for(&self, job: &Job) -> Option<OwnedSemaphorePermit> {
+        let permits = job.rule.desk.permits();
+        if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
             return Some(permit);
         }
-        let acquired = room.acquire_owned();
+        let acquired = permits.acquire_owned();
         if job.delivery.is_some() {
             return acquired.await.ok();
         }
@@ -109,7 +139,7 @@ impl Host {
         }
     }
 
-    async fn call(&self, job: &Job, begun: &AtomicBool) -> Ending {
+    async fn call(self: &Arc<Self>, job: &Job, begun: &AtomicBool) -> Ending {
         let mut again = job.again;
         loop {
             let turn = if job.rule.trigger.spec.grants.state {
@@ -169,7 +199,7 @@ impl Host {
         }
     }
 
-    fn ending(&self, job: &Job, report: Report, started_at: i64) -> Ending {
+    fn ending(self: &Arc<Self>, job: &Job, report: Report, started_at: i64) -> Ending {
         let rule = &job.rule;
         let number = number(job);
         let outcome = classify(report.result, number, &rule.trigger.spec.retry, fastrand::f64());
@@ -187,6 +217,11 @@ impl Host {
             Outcome::Retry { .. } | Outcome::Dead { .. } => true,
             Outcome::Released => false,
         };
+        match &failure {
+            Some(why) if why.kind.burns_attempt() => self.failed(job, why),
+            None if matches!(outcome, Outcome::Done(_)) => rule.desk.streak.over(),
+            _ => {}
+        }
         let name = failure.as_ref().map_or("done", |why| why.kind.as_str());
         let seconds = |us: u64| std::time::Duration::from_micros(us).as_secs_f64();
         rule.desk.pace.took(report.usage.duration_us);
@@ -232,6 +267,10 @@ impl Host {
         }
     }
 }
+
+/// How long a delivery that is held waits for its turn, where its trigger has
+/// a rate.
+const FORBEARANCE: Duration = Duration::from_secs(5);
 
 /// 1 at the first attempt.
 fn number(job: &Job) -> u32 {

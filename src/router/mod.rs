@@ -3,7 +3,8 @@
 //! `poller` claims what there is room for and matches it (`rules`, `matcher`);
 //! `ledger` keeps what is held, in order; `executor` makes the calls; `settler`
 //! writes results in groups; `keeper` renews leases and shares lanes out;
-//! `janitor` cleans up. `pending` lets calls see state that is not settled yet.
+//! `janitor` cleans up. A `desk` is what a host remembers of a trigger: its
+//! limits, its failures, and as `pending`, state that is not settled yet.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -15,6 +16,7 @@ use tokio::{
 use self::{host::Host, ledger::Ledger};
 use crate::{metrics::Metrics, store::Store, targets::Targets};
 
+mod desk;
 mod ending;
 mod executor;
 mod host;
@@ -22,7 +24,9 @@ mod janitor;
 mod keeper;
 mod lease;
 mod ledger;
+mod limiter;
 pub mod matcher;
+mod pauses;
 mod pending;
 mod poller;
 mod pulse;

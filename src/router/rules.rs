@@ -3,21 +3,15 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
+    sync::Arc,
 };
-
-use tokio::sync::Semaphore;
 
 use super::{
+    desk::Desk,
     matcher::{Facts, When, covers},
-    pending::Pending,
 };
 use crate::{
-    metrics::{Metrics, TriggerMetrics},
+    metrics::Metrics,
     model::{
         event::Event,
         trigger::{Order, Record, Trigger},
@@ -45,8 +39,10 @@ impl Rule {
         self.trigger.spec.order == Order::Aggregate
     }
 
+    /// Whether its deliveries wait. Known at once where the trigger pauses
+    /// itself, and by calls that wait for their turn.
     pub(super) fn paused(&self) -> bool {
-        self.trigger.paused.is_some()
+        self.desk.is_paused()
     }
 
     /// Whether a call that ended well is to be kept.
@@ -54,95 +50,8 @@ impl Rule {
         match self.trigger.spec.record {
             Record::All => true,
             Record::Failures => false,
-            Record::Rate(rate) => self.desk.bucket.take(rate.each_second(), rate.count()),
+            Record::Rate(rate) => self.desk.records.take(rate.each_second(), rate.count()),
         }
-    }
-}
-
-/// What a host remembers of a trigger across its revisions.
-pub(super) struct Desk {
-    /// Distinct for each trigger of this process.
-    pub(super) id: u64,
-    /// Calls that may run at once; made anew when the limit changes.
-    room: Mutex<(u32, Arc<Semaphore>)>,
-    /// Deliveries held for it, waiting or running.
-    pub(super) deliveries: AtomicU32,
-    pub(super) pending: Pending,
-    pub(super) pace: Pace,
-    pub(super) metrics: Arc<TriggerMetrics>,
-    bucket: Bucket,
-}
-
-impl Desk {
-    pub(super) fn room(&self) -> Arc<Semaphore> {
-        Arc::clone(&self.room.lock().unwrap_or_else(PoisonError::into_inner).1)
-    }
-
-    fn resize(&self, limit: u32) {
-        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        if room.0 != limit {
-            // Calls that run keep their permits of the old one: for a moment
-            // there may be more of them than either limit says.
-            *room = (limit, Arc::new(Semaphore::new(limit as usize)));
-        }
-    }
-
-    /// Deliveries that there is room for.
-    pub(super) fn free(&self) -> u32 {
-        let limit = self.room.lock().unwrap_or_else(PoisonError::into_inner).0;
-        limit.saturating_mul(2).saturating_sub(self.deliveries.load(Ordering::Relaxed))
-    }
-}
-
-/// How long a trigger's calls take.
-pub(super) struct Pace {
-    /// A moving average, in microseconds.
-    average: AtomicU64,
-    last: Mutex<Instant>,
-}
-
-/// Calls this quick leave no room to be stuck behind them.
-const QUICK: Duration = Duration::from_millis(20);
-
-/// Without a call that ended for so long, they aren't quick any more.
-const SILENCE: Duration = Duration::from_millis(500);
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self { average: AtomicU64::new(0), last: Mutex::new(Instant::now()) }
-    }
-}
-
-impl Pace {
-    /// Notes what a call took.
-    pub(super) fn took(&self, micros: u64) {
-        // Racing calls may lose one another's share; it is an average.
-        let average = self.average.load(Ordering::Relaxed);
-        self.average.store((average * 15 + micros) / 16, Ordering::Relaxed);
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-    }
-
-    /// Whether calls end one soon after another.
-    pub(super) fn is_quick(&self) -> bool {
-        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let average = Duration::from_micros(self.average.load(Ordering::Relaxed));
-        average < QUICK && last.elapsed() < SILENCE
-    }
-}
-
-/// Lets through so many a second, and a second's worth at once.
-#[derive(Default)]
-struct Bucket(Mutex<Option<(f64, Instant)>>);
-
-impl Bucket {
-    fn take(&self, each_second: f64, burst: u32) -> bool {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (left, at) = state.unwrap_or_else(|| (f64::from(burst), Instant::now()));
-        let now = Instant::now();
-        let filled = (left + (now - at).as_secs_f64() * each_second).min(f64::from(burst));
-        let taken = filled >= 1.0;
-        *state = Some((if taken { filled - 1.0 } else { filled }, now));
-        taken
     }
 }
 
@@ -167,7 +76,6 @@ impl Rules {
         targets: &dyn Targets,
         metrics: &Metrics,
     ) -> Self {
-        static IDS: AtomicU64 = AtomicU64::new(1);
         let mut projects: HashMap<String, Project> = definitions
             .projects
             .into_iter()
@@ -182,22 +90,11 @@ impl Rules {
                 old.trigger.revision == trigger.revision && old.active.as_deref() == digest
             });
             let rule = same.cloned().unwrap_or_else(|| {
-                let limit = trigger.spec.limits.concurrency;
                 let desk = old.map_or_else(
-                    || {
-                        Arc::new(Desk {
-                            id: IDS.fetch_add(1, Ordering::Relaxed),
-                            room: Mutex::new((limit, Arc::new(Semaphore::new(limit as usize)))),
-                            deliveries: AtomicU32::new(0),
-                            pending: Pending::default(),
-                            pace: Pace::default(),
-                            metrics: metrics.for_trigger(&trigger.project, &trigger.name),
-                            bucket: Bucket::default(),
-                        })
-                    },
+                    || Arc::new(Desk::new(metrics.for_trigger(&trigger.project, &trigger.name))),
                     |old| Arc::clone(&old.desk),
                 );
-                desk.resize(limit);
+                desk.revise(&trigger);
                 Arc::new(Rule {
                     when: trigger.spec.matches.when.as_deref().map(When::compile),
                     target: targets.target(&trigger, digest),

@@ -208,12 +208,13 @@ pub trait Control: Send + Sync + 'static {
     async fn triggers(&self, project: &str) -> Result<Vec<Trigger>, StoreError>;
 
     /// Pauses with a reason, or resumes with `None`. Answers whether there is
-    /// such a trigger.
+    /// such a trigger, of this `revision` if one is named.
     async fn pause_trigger(
         &self,
         project: &str,
         name: &str,
         reason: Option<&str>,
+        revision: Option<i64>,
     ) -> Result<bool, StoreError>;
 
     /// Deletes a trigger's definition.

@@ -30,6 +30,8 @@ macro_rules! on_both {
     };
 }
 
+mod limits;
+
 on_both! {
     a_failure_is_retried_until_it_succeeds
     used_up_attempts_make_a_dead_letter_that_can_be_requeued
@@ -283,7 +285,9 @@ async fn state_and_emitted_events_commit_with_the_acknowledgement(database: &Dat
 
 async fn dead_letters_are_requeued_and_purged_in_bulk(database: &Database) {
     let host = shop(database).await;
-    host.trigger("shop", "t", for_events("*")).await;
+    let mut document = for_events("*");
+    document["retry"]["pauseAfter"] = json!(0);
+    host.trigger("shop", "t", document).await;
     let one = |n: u32| {
         json!({
             "resource": "order", "aggregateId": format!("a{n}"), "eventName": format!("e{}", n % 2),

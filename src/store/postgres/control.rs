@@ -225,26 +225,31 @@ impl Postgres {
         project: &str,
         name: &str,
         reason: Option<&str>,
+        only: Option<i64>,
     ) -> Result<bool, StoreError> {
         let mut tx = self.pool.begin().await.map_err(fault)?;
         let revision = self.raise(&mut tx).await?;
         let found = query(
             self.sql
                 .of("UPDATE {p}trigger SET paused = $3, revision = $4, updated_at = {p}now_ms()
-              WHERE project_id = $1 AND name = $2"),
+              WHERE project_id = $1 AND name = $2 AND ($5::bigint IS NULL OR revision = $5)"),
         )
         .bind(project)
         .bind(name)
         .bind(reason)
         .bind(revision)
+        .bind(only)
         .execute(&mut *tx)
         .await
         .map_err(fault)?
         .rows_affected()
             > 0;
+        if !found {
+            return Ok(false);
+        }
         tx.commit().await.map_err(fault)?;
         self.wake.ring();
-        Ok(found)
+        Ok(true)
     }
 
     pub(super) async fn drop_trigger(

@@ -308,8 +308,9 @@ impl Control for Postgres {
         project: &str,
         name: &str,
         reason: Option<&str>,
+        revision: Option<i64>,
     ) -> Result<bool, StoreError> {
-        self.set_paused(project, name, reason).await
+        self.set_paused(project, name, reason, revision).await
     }
     async fn delete_trigger(&self, project: &str, name: &str) -> Result<TriggerGone, StoreError> {
         self.drop_trigger(project, name).await

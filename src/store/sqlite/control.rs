@@ -217,18 +217,20 @@ impl Sqlite {
         project: &str,
         name: &str,
         reason: Option<&str>,
+        only: Option<i64>,
     ) -> Result<bool, StoreError> {
         let mut tx = self.writer.begin_firm().await?;
         let revision = self.raise(&mut tx).await?;
         let now = now(&mut tx).await?;
         let found =
             query(self.sql.of("UPDATE {p}trigger SET paused = ?3, revision = ?4, updated_at = ?5
-              WHERE project_id = ?1 AND name = ?2"))
+              WHERE project_id = ?1 AND name = ?2 AND (?6 IS NULL OR revision = ?6)"))
             .bind(project)
             .bind(name)
             .bind(reason)
             .bind(revision)
             .bind(now)
+            .bind(only)
             .execute(&mut *tx)
             .await
             .map_err(fault)?

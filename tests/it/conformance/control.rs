@@ -91,9 +91,9 @@ pub(super) async fn every_change_raises_the_version(bench: &Bench) {
     rises("a trigger").await;
     put_trigger(bench, &spec("p")).await;
     rises("a replaced trigger").await;
-    store.pause_trigger(SHOP, MAIL, Some("why")).await.expect("pauses");
+    store.pause_trigger(SHOP, MAIL, Some("why"), None).await.expect("pauses");
     rises("a paused trigger").await;
-    store.pause_trigger(SHOP, MAIL, None).await.expect("resumes");
+    store.pause_trigger(SHOP, MAIL, None, None).await.expect("resumes");
     rises("a resumed trigger").await;
     store.delete_trigger(SHOP, MAIL).await.expect("deletes");
     rises("a deleted trigger").await;
@@ -123,13 +123,19 @@ pub(super) async fn a_replaced_trigger_stays_paused(bench: &Bench) {
     let look = async || bench.store.trigger(SHOP, MAIL).await.expect("looks").expect("is there");
     let first = look().await;
     let pause =
-        async |name, why| bench.store.pause_trigger(SHOP, name, why).await.expect("answers");
+        async |name, why| bench.store.pause_trigger(SHOP, name, why, None).await.expect("answers");
     assert!(pause(MAIL, Some("by hand")).await && !pause("none", Some("why")).await);
     assert_eq!(put_trigger(bench, &spec("p")).await, Some(false));
     let paused = look().await;
     assert_eq!(paused.paused.as_deref(), Some("by hand"));
     assert!(paused.revision > first.revision && paused.created_at == first.created_at);
     assert!(pause(MAIL, None).await && look().await.paused.is_none());
+    let at = async |revision| {
+        bench.store.pause_trigger(SHOP, MAIL, Some("why"), Some(revision)).await.expect("answers")
+    };
+    let (stale, current) = (paused.revision, look().await.revision);
+    assert!(!at(stale).await && look().await.paused.is_none(), "somebody has changed it since");
+    assert!(at(current).await && look().await.paused.is_some());
     let delete = async || bench.store.delete_trigger(SHOP, MAIL).await.expect("answers");
     assert_eq!((delete().await, delete().await), (TriggerGone::Yes, TriggerGone::Unknown));
 }
