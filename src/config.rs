@@ -125,6 +125,10 @@ pub struct Router {
     /// Calls in flight, all triggers together; not more than sandbox slots.
     /// `OUTRIGGER_CONCURRENCY`, 64.
     pub concurrency: u32,
+    /// Times that its host dies with a delivery, all but the first with
+    /// nothing else running, before it becomes a dead letter.
+    /// `OUTRIGGER_DEATHS_MAX`, 3.
+    pub deaths_max: u32,
     /// How long a soft stop lets calls in flight end. `OUTRIGGER_GRACE`, `20s`.
     pub grace: Span,
     /// The projects that this host works for, all if absent; in the variable
@@ -276,6 +280,7 @@ impl Config {
             lease: router.lease.get(),
             poll: router.poll_interval.get(),
             concurrency: usize::try_from(router.concurrency).unwrap_or(usize::MAX),
+            deaths: router.deaths_max,
             retention: self.events.retention.get(),
             projects: router.projects.clone(),
         }

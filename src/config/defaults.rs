@@ -45,6 +45,7 @@ impl Default for Router {
             batch_size: 500,
             lease: Span::from_secs(60),
             concurrency: 64,
+            deaths_max: 3,
             grace: Span::from_secs(20),
             projects: None,
         }

@@ -17,7 +17,7 @@ enum Kind {
 use Kind::{List, Number, Text};
 
 /// Every setting of a host: variable, section, key.
-const SETTINGS: [(&str, &str, &str, Kind); 30] = [
+const SETTINGS: [(&str, &str, &str, Kind); 31] = [
     ("OUTRIGGER_DATABASE_URL", "database", "url", Text),
     ("OUTRIGGER_TABLE_PREFIX", "database", "table_prefix", Text),
     ("OUTRIGGER_LANES", "database", "lanes", Number),
@@ -34,6 +34,7 @@ const SETTINGS: [(&str, &str, &str, Kind); 30] = [
     ("OUTRIGGER_BATCH_SIZE", "router", "batch_size", Number),
     ("OUTRIGGER_LEASE", "router", "lease", Text),
     ("OUTRIGGER_CONCURRENCY", "router", "concurrency", Number),
+    ("OUTRIGGER_DEATHS_MAX", "router", "deaths_max", Number),
     ("OUTRIGGER_GRACE", "router", "grace", Text),
     ("OUTRIGGER_PROJECTS", "router", "projects", List),
     ("OUTRIGGER_SANDBOX_SLOTS", "sandbox", "slots", Number),

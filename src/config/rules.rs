@@ -70,6 +70,7 @@ fn ranges(config: &Config) -> Result<(), (&'static str, String)> {
             (1..=10_000).contains(&router.concurrency),
             "is not between 1 and 10000",
         ),
+        ("router.deaths_max", (3..=100).contains(&router.deaths_max), "is not between 3 and 100"),
         ("router.grace", router.grace <= hour, "is longer than 1h"),
     ])
 }

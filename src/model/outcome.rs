@@ -24,13 +24,15 @@ pub enum FailureKind {
     Effects,
     /// The host couldn't run it: no such plugin version, no database.
     HostFault,
+    /// Its host died while nothing else ran on it, again and again.
+    HostDeath,
     /// The claim ended while it ran.
     LostLease,
 }
 
 impl FailureKind {
     /// Every kind, for tables and tests.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Retry,
         Self::Reject,
         Self::Trap,
@@ -39,6 +41,7 @@ impl FailureKind {
         Self::Stack,
         Self::Effects,
         Self::HostFault,
+        Self::HostDeath,
         Self::LostLease,
     ];
 
@@ -54,6 +57,7 @@ impl FailureKind {
             Self::Stack => "stack",
             Self::Effects => "effects",
             Self::HostFault => "hostFault",
+            Self::HostDeath => "hostDeath",
             Self::LostLease => "lostLease",
         }
     }
@@ -68,7 +72,7 @@ impl FailureKind {
     /// the host caused doesn't.
     #[must_use]
     pub const fn burns_attempt(self) -> bool {
-        !matches!(self, Self::HostFault | Self::LostLease)
+        !matches!(self, Self::HostFault | Self::HostDeath | Self::LostLease)
     }
 }
 

@@ -186,6 +186,21 @@ fn result(
     json.push('}');
 }
 
+/// The end of a delivery whose host died again and again while it ran alone.
+pub(super) fn guilty(attempts: u32, trials: u32) -> Ending {
+    let deaths = trials.saturating_add(1);
+    let why = format!(
+        "its host died {deaths} times while it ran, the last {trials} with nothing else running"
+    );
+    Ending::Failed {
+        failure: Failure::new(FailureKind::HostDeath, why),
+        attempts,
+        after_ms: None,
+        attempt: None,
+        summary: Summary { attempt: attempts, ..Summary::default() },
+    }
+}
+
 /// The failure of a share whose effects can't be written.
 pub(super) fn unfit(why: String) -> Failure {
     Failure::new(FailureKind::Effects, why)

@@ -22,7 +22,7 @@ use crate::{
         attempt::Attempt,
         outcome::{Outcome, classify},
     },
-    store::SpillCause,
+    store::{Claim, Held, SpillCause},
     targets::{Report, Request},
 };
 
@@ -72,12 +72,8 @@ impl Host {
     }
 
     async fn run(self: &Arc<Self>, job: &Job, begun: &AtomicBool) {
-        let ending = match self.room_for(job).await {
-            Ok(room) => {
-                let ending = self.call(job, begun).await;
-                drop(room);
-                ending
-            }
+        let ending = match self.attempt(job, begun).await {
+            Ok(ending) => ending,
             // A delivery that can't run now is in the queue already.
             Err(_) if job.delivery.is_some() => Ending::Released,
             Err(cause) => Ending::Spilled(cause),
@@ -86,23 +82,37 @@ impl Host {
         self.pump();
     }
 
-    /// Waits until the trigger may make one more call, or answers why it may
-    /// not for now.
-    async fn room_for(&self, job: &Job) -> Result<OwnedSemaphorePermit, SpillCause> {
-        let permit = self.permit_for(job).await.ok_or(SpillCause::Limit)?;
+    /// Makes a call when its turn comes, or answers why it may not for now.
+    async fn attempt(
+        self: &Arc<Self>,
+        job: &Job,
+        begun: &AtomicBool,
+    ) -> Result<Ending, SpillCause> {
+        if let Some(claim) = &job.alone {
+            self.turn_of(job).await?;
+            return Ok(self.call_alone(job, claim, begun).await);
+        }
+        let _permit = self.permit_for(job).await.ok_or(SpillCause::Limit)?;
+        self.turn_of(job).await?;
+        Ok(self.call(job, begun).await)
+    }
+
+    /// Waits until the trigger's rate allows one more call, unless that takes
+    /// too long or the trigger is paused.
+    async fn turn_of(&self, job: &Job) -> Result<(), SpillCause> {
         let desk = &job.rule.desk;
         if desk.is_paused() {
             return Err(SpillCause::Paused);
         }
         let patience = if job.delivery.is_some() { FORBEARANCE } else { PATIENCE };
         match desk.turn(patience) {
-            Ok(Duration::ZERO) => Ok(permit),
+            Ok(Duration::ZERO) => Ok(()),
             Ok(wait) => {
                 select! {
                     () = sleep(wait) => {}
                     () = self.soft.cancelled() => return Err(SpillCause::Limit),
                 }
-                if desk.is_paused() { Err(SpillCause::Paused) } else { Ok(permit) }
+                if desk.is_paused() { Err(SpillCause::Paused) } else { Ok(()) }
             }
             Err(wait) => {
                 if job.delivery.is_some() {
@@ -139,6 +149,35 @@ impl Host {
         }
     }
 
+    /// Makes a call that may kill the host while nothing else runs, and lets the
+    /// database know. It takes no permit: those who hold them may be waiting
+    /// for it.
+    async fn call_alone(self: &Arc<Self>, job: &Job, claim: &Claim, begun: &AtomicBool) -> Ending {
+        let solitude = self.alone.solitude().await;
+        if self.ledger().is_closed() {
+            return Ending::Released;
+        }
+        begun.store(true, Ordering::Relaxed);
+        let ending = match self.store.run_alone(self.id, Some(claim)).await {
+            Ok(Held::Yes) => loop {
+                if let Some(ending) = self.try_once(job).await {
+                    break ending;
+                }
+            },
+            Ok(Held::Lost) => Ending::Released,
+            Err(error) => {
+                self.faulty("noting a call that runs alone", &error);
+                Ending::Released
+            }
+        };
+        if solitude.is_last()
+            && let Err(error) = self.store.run_alone(self.id, None).await
+        {
+            self.faulty("noting that nothing runs alone", &error);
+        }
+        ending
+    }
+
     async fn call(self: &Arc<Self>, job: &Job, begun: &AtomicBool) -> Ending {
         let mut again = job.again;
         loop {
@@ -149,22 +188,31 @@ impl Host {
             };
             // Closed only when the host is gone.
             let Ok(_slot) = self.calls.acquire().await else { return Ending::Released };
+            let _company = self.alone.company().await;
             if self.ledger().is_closed() {
                 return Ending::Released;
             }
             begun.store(true, Ordering::Relaxed);
-            let started_at = self.clock.now();
-            let Some(report) = self.deliver(job).await else { return Ending::Released };
-            if let Ok(effects) = &report.result
-                && !job.rule.desk.pending.publish(job.unit, &effects.state)
-            {
-                self.metrics.conflicts(1);
-                again = true;
-                drop(turn);
-                continue;
+            if let Some(ending) = self.try_once(job).await {
+                return ending;
             }
-            return self.ending(job, report, started_at);
+            again = true;
+            drop(turn);
         }
+    }
+
+    /// Makes the call, or answers nothing if others have changed state that it
+    /// read: it is to be made again.
+    async fn try_once(self: &Arc<Self>, job: &Job) -> Option<Ending> {
+        let started_at = self.clock.now();
+        let Some(report) = self.deliver(job).await else { return Some(Ending::Released) };
+        if let Ok(effects) = &report.result
+            && !job.rule.desk.pending.publish(job.unit, &effects.state)
+        {
+            self.metrics.conflicts(1);
+            return None;
+        }
+        Some(self.ending(job, report, started_at))
     }
 
     /// The delivery itself, or nothing if the claim ended first.

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Settings, lease::Tenure, ledger::Ledger, pulse::Pulse, rules::Rules};
+use super::{Settings, alone::Alone, lease::Tenure, ledger::Ledger, pulse::Pulse, rules::Rules};
 use crate::{
     metrics::Metrics,
     model::{Lane, UnixMillis},
@@ -29,6 +29,7 @@ pub(super) struct Host {
     pub(super) clock: Clock,
     /// Calls that may run at once, all triggers together.
     pub(super) calls: Semaphore,
+    pub(super) alone: Alone,
     /// Rung when there is something to settle or to give back.
     pub(super) to_settle: Notify,
     /// Rung when room has come free, or a delivery falls due.
@@ -105,6 +106,7 @@ impl Host {
             rules: ArcSwap::default(),
             clock: Clock::default(),
             calls: Semaphore::new(settings.concurrency),
+            alone: Alone::default(),
             to_settle: Notify::new(),
             to_claim: Notify::new(),
             to_keep: Notify::new(),

@@ -17,7 +17,7 @@ use std::{
 use uuid::Uuid;
 
 use super::{
-    ending::{Ending, settlement},
+    ending::{Ending, guilty, settlement},
     lease::{Lease, Tenure},
     rules::{Matching, Rule},
 };
@@ -40,6 +40,8 @@ pub(super) struct Unit {
     pub(super) lease: Arc<Lease>,
     pub(super) tenure: Arc<Tenure>,
     pub(super) delivery: Option<Delivery>,
+    /// Whether a host died with it: it runs alone.
+    suspect: bool,
     pub(super) shares: Vec<Share>,
     /// Triggers whose `when` could not be evaluated.
     pub(super) unclear: Vec<(String, String)>,
@@ -86,6 +88,8 @@ pub(super) struct Job {
     pub(super) tenure: Arc<Tenure>,
     pub(super) delivery: Option<Delivery>,
     pub(super) chain: Option<ChainKey>,
+    /// The claim of a row that is to run alone.
+    pub(super) alone: Option<Arc<Claim>>,
     /// Whether it ran before and met another call's state.
     pub(super) again: bool,
 }
@@ -196,7 +200,7 @@ impl Ledger {
         tenure: &Arc<Tenure>,
         number: u64,
     ) {
-        let ClaimedEvent { claim, event, open, .. } = row;
+        let ClaimedEvent { claim, event, open, claims, trials } = row;
         let key = self.key(&event);
         if self.returning.get(&key).is_some_and(|b| b.unsettled > 0 || b.seen >= number) {
             if event.available_at.is_none() {
@@ -210,11 +214,14 @@ impl Ledger {
             let track = self.tracks.entry((event.lane, event.project.clone())).or_default();
             track.claimed(event.pk);
         }
-        let id = self.insert(claim, event, key, None, lease, tenure);
+        let id = self.insert(claim, event, key, None, claims > 1, lease, tenure);
         self.keys.entry(key).or_default().push_back(id);
         for rule in matching.rules {
             let chain = rule.ordered().then_some((rule.desk.id, key, false));
-            let spill = if rule.paused() {
+            let spill = if trials > 0 {
+                // Each of its triggers is on trial on its own.
+                Some(SpillCause::Suspect)
+            } else if rule.paused() {
                 Some(SpillCause::Paused)
             } else {
                 chain
@@ -243,18 +250,25 @@ impl Ledger {
         rule: Arc<Rule>,
         lease: &Arc<Lease>,
         tenure: &Arc<Tenure>,
+        deaths: u32,
     ) {
-        let ClaimedDelivery { claim, event, attempts, generation, chain, .. } = row;
+        let ClaimedDelivery { claim, event, attempts, generation, claims, trials, chain, .. } = row;
         let key = self.key(&event);
         let delivery = Delivery { attempts, generation };
+        let suspect = claims > 1;
         let chain = match chain {
             Chain::None => None,
             Chain::Events => Some((rule.desk.id, key, false)),
             Chain::Redriven => Some((rule.desk.id, key, true)),
         };
-        let id = self.insert(claim, event, key, Some(delivery), lease, tenure);
+        let id = self.insert(claim, event, key, Some(delivery), suspect, lease, tenure);
         let share = self.share(id, rule, chain);
-        self.enqueue(id, share, false);
+        // The first of the deaths was in company.
+        if suspect && trials.saturating_add(1) >= deaths {
+            self.end(id, share, guilty(attempts, trials));
+        } else {
+            self.enqueue(id, share, false);
+        }
     }
 
     /// The next call of a chain; the chain ends when there is none.
@@ -566,6 +580,7 @@ impl Ledger {
         event: Event,
         key: u64,
         delivery: Option<Delivery>,
+        suspect: bool,
         lease: &Arc<Lease>,
         tenure: &Arc<Tenure>,
     ) -> UnitId {
@@ -577,6 +592,7 @@ impl Ledger {
             lease: Arc::clone(lease),
             tenure: Arc::clone(tenure),
             delivery,
+            suspect,
             shares: Vec::new(),
             unclear: Vec::new(),
             key,
@@ -609,6 +625,7 @@ impl Ledger {
             lease: Arc::clone(&unit.lease),
             tenure: Arc::clone(&unit.tenure),
             delivery: unit.delivery,
+            alone: unit.suspect.then(|| Arc::clone(&unit.claim)),
             chain: share.chain,
             again,
         };

@@ -5,6 +5,8 @@
 //! writes results in groups; `keeper` renews leases and shares lanes out;
 //! `janitor` cleans up. A `desk` is what a host remembers of a trigger: its
 //! limits, its failures, and as `pending`, state that is not settled yet.
+//! `alone` finds events that kill their host, `pauses` triggers that keep
+//! failing.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -16,6 +18,7 @@ use tokio::{
 use self::{host::Host, ledger::Ledger};
 use crate::{metrics::Metrics, store::Store, targets::Targets};
 
+mod alone;
 mod desk;
 mod ending;
 mod executor;
@@ -46,6 +49,9 @@ pub struct Settings {
     pub poll: Duration,
     /// Calls that may run at once, all triggers together.
     pub concurrency: usize,
+    /// Times that its host dies with a delivery, all but the first with
+    /// nothing else running, before it is a dead letter: 3 or more.
+    pub deaths: u32,
     /// How long settled events are kept.
     pub retention: Duration,
     /// The only projects to serve, if some are named.
@@ -59,6 +65,7 @@ impl Default for Settings {
             lease: Duration::from_mins(1),
             poll: Duration::from_secs(1),
             concurrency: 64,
+            deaths: 3,
             retention: Duration::from_hours(168),
             projects: None,
         }

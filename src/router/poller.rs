@@ -284,7 +284,13 @@ impl Poller {
                 // Paused or deleted since.
                 match (rule.filter(|rule| !rule.paused()), lanes.get(&row.event.lane)) {
                     (Some(rule), Some(holding)) => {
-                        ledger.admit_delivery(row, Arc::clone(rule), &lease, &holding.tenure);
+                        ledger.admit_delivery(
+                            row,
+                            Arc::clone(rule),
+                            &lease,
+                            &holding.tenure,
+                            self.host.settings.deaths,
+                        );
                     }
                     (None, Some(_)) => back.push(row.claim),
                     (_, None) => {}

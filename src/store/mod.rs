@@ -128,8 +128,11 @@ pub struct ClaimedEvent {
     pub claim: Claim,
     /// The row.
     pub event: Event,
-    /// How often it was claimed, this time included.
+    /// How often it was claimed, this time included; more than once if a host
+    /// died with it.
     pub claims: u32,
+    /// How often it was running alone when its host died.
+    pub trials: u32,
     /// Ordered triggers that have an open delivery of the same ordering key.
     pub open: Vec<String>,
 }
@@ -147,8 +150,11 @@ pub struct ClaimedDelivery {
     pub attempts: u32,
     /// 0 for the event's own delivery, else the number of the replay.
     pub generation: u32,
-    /// How often it was claimed, this time included.
+    /// How often it was claimed, this time included; more than once if a host
+    /// died with it.
     pub claims: u32,
+    /// How often it was running alone when its host died.
+    pub trials: u32,
     /// How it stands to others of its key.
     pub chain: Chain,
 }
@@ -217,6 +223,8 @@ pub enum SpillCause {
     Paused,
     /// Its trigger had no room.
     Limit,
+    /// Its host died while the event ran alone, for one of its triggers.
+    Suspect,
     /// Somebody asked for it again.
     Replay,
 }
@@ -230,6 +238,7 @@ impl SpillCause {
             Self::Blocked => "blocked",
             Self::Paused => "paused",
             Self::Limit => "limit",
+            Self::Suspect => "suspect",
             Self::Replay => "replay",
         }
     }
@@ -393,6 +402,11 @@ pub trait Queue: Send + Sync + 'static {
 
     /// Gives claims back as if they had not been made.
     async fn release(&self, claims: &[&Claim]) -> Result<(), StoreError>;
+
+    /// Notes which row runs on this host while nothing else does, if one does.
+    /// If the host dies meanwhile, whoever takes its lane over counts a trial.
+    /// [`Held::Lost`] when the row's lane isn't this host's.
+    async fn run_alone(&self, host: HostId, claim: Option<&Claim>) -> Result<Held, StoreError>;
 
     /// Writes a group of results in one transaction, in order: the rows that
     /// are still held, and the effects of those alone. Answers one for each.

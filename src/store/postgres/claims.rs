@@ -223,7 +223,7 @@ impl Postgres {
                 AND (o.claim_id IS NULL OR o.claimed_until < (SELECT ms FROM now))
              RETURNING ",
             event_columns!(),
-            ", o.claims, (SELECT ms FROM now) AS now, ",
+            ", o.claims, o.trials, (SELECT ms FROM now) AS now, ",
             open_triggers!()
         )))
         .bind(host.0)
@@ -269,7 +269,7 @@ impl Postgres {
                 AND (o.claim_id IS NULL OR o.claimed_until < (SELECT ms FROM now))
              RETURNING ",
             event_columns!(),
-            ", o.claims, (SELECT ms FROM now) AS now, ",
+            ", o.claims, o.trials, (SELECT ms FROM now) AS now, ",
             open_triggers!()
         )))
         .bind(host.0)
@@ -315,11 +315,11 @@ impl Postgres {
                   WHERE d.id = ANY (ARRAY(SELECT id FROM picked)) AND d.state = 'ready'
                     AND (d.claim_id IS NULL OR d.claimed_until < (SELECT ms FROM now))
                  RETURNING d.id, d.event_pk, d.trigger_name, d.attempts, d.generation, d.claims,
-                           d.chain)
+                           d.trials, d.chain)
              SELECT ",
             event_columns!(),
             ", t.claims, (SELECT ms FROM now) AS now, t.id AS delivery, t.trigger_name,
-               t.attempts, t.generation, t.chain, t.event_pk
+               t.attempts, t.generation, t.trials, t.chain, t.event_pk
              FROM taken t LEFT JOIN {p}outbox o ON o.pk = t.event_pk"
         )))
         .bind(host.0)
@@ -348,6 +348,7 @@ impl Postgres {
                 attempts: count(row, "attempts")?,
                 generation: count(row, "generation")?,
                 claims: count(row, "claims")?,
+                trials: count(row, "trials")?,
                 chain: chain_of(named(row, "chain")?),
                 event,
             });
@@ -448,6 +449,7 @@ fn claimed_events(id: Uuid, rows: &[PgRow]) -> Result<Claimed<ClaimedEvent>, Sto
         claimed.rows.push(ClaimedEvent {
             claim: Claim { row: Row::Event(event.pk), id, lane: event.lane },
             claims: count(row, "claims")?,
+            trials: count(row, "trials")?,
             open: named(row, "open")?,
             event,
         });

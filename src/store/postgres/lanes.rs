@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{Postgres, claims::get, fault};
 use crate::{
     model::Lane,
-    store::{HostId, StoreError, rows::millis},
+    store::{Claim, Held, HostId, Row, StoreError, rows::millis},
 };
 
 impl Postgres {
@@ -31,8 +31,22 @@ impl Postgres {
         if lanes.is_empty() {
             return Ok(lanes);
         }
+        query(self.sql.of("WITH alone AS MATERIALIZED (
+                 SELECT alone_event, alone_delivery FROM {p}lane WHERE lane = ANY($1)
+                    AND (alone_event IS NOT NULL OR alone_delivery IS NOT NULL)),
+             event AS (
+                 UPDATE {p}outbox SET trials = trials + 1
+                  WHERE pk = ANY (ARRAY(SELECT alone_event FROM alone))
+                    AND dispatched_at IS NULL AND claim_id IS NOT NULL)
+             UPDATE {p}delivery SET trials = trials + 1
+              WHERE id = ANY (ARRAY(SELECT alone_delivery FROM alone))
+                AND state IN ('ready', 'blocked') AND claim_id IS NOT NULL"))
+        .bind(&lanes)
+        .execute(&mut *tx)
+        .await
+        .map_err(fault)?;
         query(self.sql.of(
-            "UPDATE {p}lane SET holder = $1, lease_until = {p}now_ms() + $2 WHERE lane = ANY($3)",
+            "UPDATE {p}lane SET holder = $1, alone_event = NULL, alone_delivery = NULL, lease_until = {p}now_ms() + $2 WHERE lane = ANY($3)",
         ))
         .bind(host.0)
         .bind(millis(lease))
@@ -77,7 +91,7 @@ impl Postgres {
 
     pub(super) async fn let_go(&self, host: HostId, lanes: &[Lane]) -> Result<(), StoreError> {
         query(self.sql.of(
-            "UPDATE {p}lane SET holder = NULL, lease_until = 0 WHERE holder = $1 AND lane = ANY($2)",
+            "UPDATE {p}lane SET holder = NULL, alone_event = NULL, alone_delivery = NULL, lease_until = 0 WHERE holder = $1 AND lane = ANY($2)",
         ))
         .bind(host.0)
         .bind(lanes)
@@ -85,6 +99,34 @@ impl Postgres {
         .await
         .map_err(fault)?;
         Ok(())
+    }
+
+    pub(super) async fn note_alone(
+        &self,
+        host: HostId,
+        claim: Option<&Claim>,
+    ) -> Result<Held, StoreError> {
+        let lane = claim.map(Claim::lane);
+        let (event, delivery) = match claim.map(Claim::row) {
+            Some(Row::Event(pk)) => (Some(pk), None),
+            Some(Row::Delivery(id)) => (None, Some(id)),
+            None => (None, None),
+        };
+        let rows = query(self.sql.of("UPDATE {p}lane
+                    SET alone_event = CASE WHEN lane = $2 THEN $3::bigint END,
+                        alone_delivery = CASE WHEN lane = $2 THEN $4::bigint END
+              WHERE holder = $1
+                AND (lane = $2 OR alone_event IS NOT NULL OR alone_delivery IS NOT NULL)
+             RETURNING lane"))
+        .bind(host.0)
+        .bind(lane)
+        .bind(event)
+        .bind(delivery)
+        .fetch_all(&self.leases)
+        .await
+        .map_err(fault)?;
+        let noted = rows.iter().map(|row| get(row, 0)).collect::<Result<Vec<Lane>, _>>()?;
+        Ok(if lane.is_none_or(|lane| noted.contains(&lane)) { Held::Yes } else { Held::Lost })
     }
 
     pub(super) async fn holders(&self) -> Result<Vec<(Lane, Option<HostId>, i64)>, StoreError> {

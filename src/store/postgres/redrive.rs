@@ -92,7 +92,8 @@ impl Postgres {
         query(self.sql.of("UPDATE {p}delivery d
                 SET state = CASE WHEN d.chain = 0 THEN 'ready' ELSE 'blocked' END,
                     chain = CASE WHEN d.chain = 0 THEN 0 ELSE 2 END,
-                    attempts = 0, claims = 0, due_at = {p}now_ms(), ended_at = NULL,
+                    attempts = 0, claims = (d.last_kind IS NOT DISTINCT FROM 'hostDeath')::int,
+                    trials = 0, due_at = {p}now_ms(), ended_at = NULL,
                     claim_id = NULL, claimed_until = NULL
               WHERE d.id = ANY($1)"))
         .bind(ids)

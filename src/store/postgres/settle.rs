@@ -179,7 +179,7 @@ impl Postgres {
         query(self.sql.of(
             "UPDATE {p}delivery d
                 SET state = e.state, attempts = coalesce(e.attempts, d.attempts + 1),
-                    claim_id = NULL, claimed_until = NULL,
+                    claim_id = NULL, claimed_until = NULL, claims = 0, trials = 0,
                     due_at = CASE e.state WHEN 'ready' THEN n.ms + e.after ELSE d.due_at END,
                     ended_at = CASE e.state WHEN 'ready' THEN NULL ELSE n.ms END,
                     last_kind = coalesce(e.kind, d.last_kind),
@@ -263,10 +263,11 @@ impl Postgres {
         }
         query(self.sql.of(
             "INSERT INTO {p}delivery (event_pk, message_id, project_id, trigger_name, resource,
-                 aggregate_id, event_name, lane, chain, state, cause, attempts, due_at, last_kind,
-                 last_error, created_at, ended_at)
+                 aggregate_id, event_name, lane, chain, state, cause, attempts, claims, trials,
+                 due_at, last_kind, last_error, created_at, ended_at)
              SELECT s.pk, s.message, s.project, s.trigger, s.resource, s.aggregate, s.name, s.lane,
-                    s.chain, s.state, s.cause, s.attempts, n.ms + s.after, s.kind, s.error, n.ms,
+                    s.chain, s.state, s.cause, s.attempts, (s.cause = 'suspect')::int,
+                    (s.cause = 'suspect')::int, n.ms + s.after, s.kind, s.error, n.ms,
                     CASE s.state WHEN 'dead' THEN n.ms END
                FROM unnest($1::bigint[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[],
                            $7::text[], $8::smallint[], $9::smallint[], $10::text[], $11::text[],

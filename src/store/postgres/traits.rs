@@ -84,6 +84,10 @@ impl Queue for Postgres {
     async fn release(&self, claims: &[&Claim]) -> Result<(), StoreError> {
         self.give_back(claims).await
     }
+    async fn run_alone(&self, host: HostId, claim: Option<&Claim>) -> Result<Held, StoreError> {
+        self.note_alone(host, claim).await
+    }
+
     async fn settle(
         &self,
         group: &[Settlement],

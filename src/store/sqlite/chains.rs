@@ -174,7 +174,7 @@ impl Sqlite {
             .collect();
         let requeued = query(self.sql.of("UPDATE {p}delivery
                 SET state = r.value ->> 1, chain = CASE chain WHEN 0 THEN 0 ELSE 2 END,
-                    attempts = 0, claims = 0, due_at = ?2, ended_at = NULL
+                    attempts = 0, claims = last_kind IS 'hostDeath', trials = 0, due_at = ?2, ended_at = NULL
                FROM json_each(?1) r
               WHERE {p}delivery.id = r.value ->> 0"))
         .bind(to_json(&states)?)

@@ -139,7 +139,7 @@ impl Sqlite {
             "UPDATE {p}outbox SET claim_id = ?2, claimed_until = ?3, claims = claims + 1
               WHERE pk IN (SELECT value FROM json_each(?1)) RETURNING ",
             "pk, message_id, project_id, resource, aggregate_id, event_name, schema_version,
-             payload_json, meta_json, dedup_key, created_at, available_at, lane, claims"
+             payload_json, meta_json, dedup_key, created_at, available_at, lane, claims, trials"
         )))
         .bind(to_json(&picked.rows)?)
         .bind(id.to_string())
@@ -149,7 +149,8 @@ impl Sqlite {
         .map_err(fault)?;
         let mut events = Vec::with_capacity(rows.len());
         for row in &rows {
-            events.push((event(row)?, count(row, EVENT_COLUMNS)?));
+            let counts = (count(row, EVENT_COLUMNS)?, count(row, EVENT_COLUMNS + 1)?);
+            events.push((event(row)?, counts));
         }
         events.sort_by_key(|(event, _)| event.pk);
         let mut open = self.open_triggers(&mut tx, events.iter().map(|(event, _)| event)).await?;
@@ -157,9 +158,10 @@ impl Sqlite {
         let rows = events
             .into_iter()
             .enumerate()
-            .map(|(at, (event, claims))| ClaimedEvent {
+            .map(|(at, (event, (claims, trials)))| ClaimedEvent {
                 claim: Claim { row: Row::Event(event.pk), id, lane: event.lane },
                 claims,
+                trials,
                 open: open.take(at),
                 event,
             })
@@ -214,7 +216,7 @@ impl Sqlite {
         let rows = query(self.sql.of(concat!(
             "SELECT ",
             event_columns!(),
-            ", d.id, d.trigger_name, d.attempts, d.generation, d.claims, d.chain
+            ", d.id, d.trigger_name, d.attempts, d.generation, d.claims, d.chain, d.trials
                FROM {p}delivery d LEFT JOIN {p}outbox o ON o.pk = d.event_pk
               WHERE d.id IN (SELECT value FROM json_each(?1))"
         )))
@@ -238,6 +240,7 @@ impl Sqlite {
                 generation: count(row, EVENT_COLUMNS + 3)?,
                 claims: count(row, EVENT_COLUMNS + 4)?,
                 chain: chain_of(get(row, EVENT_COLUMNS + 5)?),
+                trials: count(row, EVENT_COLUMNS + 6)?,
                 event,
             });
         }

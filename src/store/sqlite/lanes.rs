@@ -10,7 +10,7 @@ use super::{LANE, Sqlite, fault, get, now, now_ms, text};
 use crate::{
     model::Lane,
     store::{
-        HostId, StoreError, Survey,
+        Claim, Held, HostId, Row, StoreError, Survey,
         rows::{millis, to_json},
     },
 };
@@ -84,6 +84,22 @@ impl Sqlite {
         if taken.rows_affected() == 0 {
             return Ok(Vec::new());
         }
+        query(self.sql.of("UPDATE {p}outbox SET trials = trials + 1
+              WHERE pk IN (SELECT alone_event FROM {p}lane)
+                AND dispatched_at IS NULL AND claim_id IS NOT NULL"))
+        .execute(&mut *tx)
+        .await
+        .map_err(fault)?;
+        query(self.sql.of("UPDATE {p}delivery SET trials = trials + 1
+              WHERE id IN (SELECT alone_delivery FROM {p}lane)
+                AND state IN ('ready', 'blocked') AND claim_id IS NOT NULL"))
+        .execute(&mut *tx)
+        .await
+        .map_err(fault)?;
+        query(self.sql.of("UPDATE {p}lane SET alone_event = NULL, alone_delivery = NULL"))
+            .execute(&mut *tx)
+            .await
+            .map_err(fault)?;
         query(self.sql.of("UPDATE {p}outbox SET claim_id = NULL, claimed_until = NULL
               WHERE pk IN (SELECT value FROM json_each(?1)) AND dispatched_at IS NULL"))
         .bind(events)
@@ -124,7 +140,8 @@ impl Sqlite {
 
     pub(super) async fn let_go(&self, host: HostId, lanes: &[Lane]) -> Result<(), StoreError> {
         let mut tx = self.writer.begin().await?;
-        query(self.sql.of("UPDATE {p}lane SET holder = NULL, lease_until = 0
+        query(self.sql.of("UPDATE {p}lane SET holder = NULL, lease_until = 0,
+                     alone_event = NULL, alone_delivery = NULL
               WHERE holder = ?1 AND lane IN (SELECT value FROM json_each(?2))"))
         .bind(host.0.to_string())
         .bind(to_json(&lanes)?)
@@ -132,6 +149,31 @@ impl Sqlite {
         .await
         .map_err(fault)?;
         tx.commit().await
+    }
+
+    pub(super) async fn note_alone(
+        &self,
+        host: HostId,
+        claim: Option<&Claim>,
+    ) -> Result<Held, StoreError> {
+        let (event, delivery) = match claim.map(Claim::row) {
+            Some(Row::Event(pk)) => (Some(pk), None),
+            Some(Row::Delivery(id)) => (None, Some(id)),
+            None => (None, None),
+        };
+        let mut tx = self.writer.begin().await?;
+        let noted = query(
+            self.sql
+                .of("UPDATE {p}lane SET alone_event = ?2, alone_delivery = ?3 WHERE holder = ?1"),
+        )
+        .bind(host.0.to_string())
+        .bind(event)
+        .bind(delivery)
+        .execute(&mut *tx)
+        .await
+        .map_err(fault)?;
+        tx.commit().await?;
+        Ok(if noted.rows_affected() > 0 { Held::Yes } else { Held::Lost })
     }
 
     pub(super) async fn holders(&self) -> Result<Vec<(Lane, Option<HostId>, i64)>, StoreError> {

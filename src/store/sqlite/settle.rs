@@ -186,7 +186,7 @@ impl Sqlite {
         }
         query(self.sql.of("UPDATE {p}delivery
                 SET state = e.value ->> 1, attempts = coalesce(e.value ->> 2, attempts + 1),
-                    claim_id = NULL, claimed_until = NULL,
+                    claim_id = NULL, claimed_until = NULL, claims = 0, trials = 0,
                     due_at = CASE e.value ->> 1 WHEN 'ready' THEN e.value ->> 3 ELSE due_at END,
                     ended_at = CASE e.value ->> 1 WHEN 'ready' THEN NULL ELSE ?2 END,
                     last_kind = coalesce(e.value ->> 4, last_kind),
@@ -244,11 +244,12 @@ impl Sqlite {
         query(self.sql.of(
             "INSERT INTO {p}delivery (event_pk, message_id, project_id, trigger_name, resource,
                  aggregate_id, event_name, lane, chain, state, cause, attempts, due_at, last_kind,
-                 last_error, created_at, ended_at)
+                 last_error, created_at, ended_at, claims, trials)
              SELECT o.pk, o.message_id, o.project_id, s.value ->> 1, o.resource, o.aggregate_id,
                     o.event_name, o.lane, s.value ->> 2, s.value ->> 3, s.value ->> 4,
                     s.value ->> 5, s.value ->> 6, s.value ->> 7, s.value ->> 8, ?2,
-                    CASE s.value ->> 3 WHEN 'dead' THEN ?2 END
+                    CASE s.value ->> 3 WHEN 'dead' THEN ?2 END, s.value ->> 4 = 'suspect',
+                    s.value ->> 4 = 'suspect'
                FROM json_each(?1) s CROSS JOIN {p}outbox o
               WHERE o.pk = s.value ->> 0
               ORDER BY s.key

@@ -4,11 +4,14 @@ use std::{collections::BTreeSet, time::Duration};
 
 use outrigger::{
     model::event::NewEvent,
-    store::{Held, HostId, Seam, Settled, Spill},
+    store::{ClaimedDelivery, Held, HostId, Seam, Settled, Spill, SpillCause},
 };
 use uuid::Uuid;
 
-use super::bench::{Adding as _, Bench, Database, LONG, SHOP, done, failed, order, set, until};
+use super::bench::{
+    Adding as _, Bench, Database, LONG, MAIL, SHOP, again, blocked, done, ended, failed, order,
+    set, until,
+};
 
 /// Runs out before anybody looks.
 const SHORT: Duration = Duration::from_millis(1);
@@ -150,6 +153,70 @@ pub(super) async fn taking_lanes_voids_claims(bench: &Bench) {
     let seams = bench.seams(0, 9).await;
     let second = bench.store.claim_events(other, &seams, LONG).await.expect("claims").rows;
     assert_eq!(second.iter().map(|e| e.claims).collect::<Vec<_>>(), [2]);
+}
+
+pub(super) async fn a_death_alone_is_a_trial(bench: &Bench) {
+    bench.hold().await;
+    let suspect = || Spill { cause: SpillCause::Suspect, ..blocked() };
+    bench.spilled("a", suspect()).await;
+    bench.spilled("b", suspect()).await;
+    let (store, lanes) = (&bench.store, bench.lanes());
+    let succeed = async |old: HostId, new: HostId| {
+        store.renew_lanes(old, SHORT).await.expect("renews");
+        let mut count = 0;
+        until(async || {
+            count += store.take_lanes(new, lanes.len(), LONG).await.expect("takes").len();
+            count == lanes.len()
+        })
+        .await;
+        let triggers = [(SHOP.to_owned(), MAIL.to_owned(), 9)];
+        store.claim_deliveries(new, &lanes, &triggers, LONG).await.expect("claims").rows
+    };
+    let counts = |claimed: &[ClaimedDelivery]| -> Vec<(u32, u32)> {
+        claimed.iter().map(|d| (d.claims, d.trials)).collect()
+    };
+    let claimed = bench.deliver().await;
+    assert_eq!(counts(&claimed), [(2, 1), (2, 1)], "suspects from the start");
+    let alone = async |host, delivery: Option<&ClaimedDelivery>| {
+        store.run_alone(host, delivery.map(|d| &d.claim)).await.expect("notes")
+    };
+    let (second, third, fourth) = (stranger(), stranger(), stranger());
+    assert_eq!(alone(second, Some(&claimed[0])).await, Held::Lost, "not its lane");
+    assert_eq!(alone(bench.host, Some(&claimed[0])).await, Held::Yes);
+    assert_eq!(alone(bench.host, Some(&claimed[1])).await, Held::Yes);
+    let claimed = succeed(bench.host, second).await;
+    assert_eq!(counts(&claimed), [(3, 1), (3, 2)], "one at a time is alone");
+    assert_eq!(alone(second, Some(&claimed[1])).await, Held::Yes);
+    assert_eq!(alone(second, None).await, Held::Yes);
+    let claimed = succeed(second, third).await;
+    assert_eq!(counts(&claimed), [(4, 1), (4, 2)], "its host outlived it");
+    assert_eq!(alone(third, Some(&claimed[1])).await, Held::Yes);
+    let mut claimed = succeed(third, fourth).await;
+    assert_eq!(counts(&claimed), [(5, 1), (5, 3)]);
+    bench.write(ended(claimed.pop().expect("two"), again(1, 0))).await;
+    let claimed = succeed(fourth, stranger()).await;
+    assert_eq!(counts(&claimed), [(6, 1), (1, 0)], "a result clears it of suspicion");
+}
+
+pub(super) async fn a_death_alone_is_a_trial_of_the_event(bench: &Bench) {
+    bench.hold().await;
+    bench.record(&[order("a"), order("b")]).await;
+    let claimed = bench.claim().await;
+    for event in &claimed {
+        let noted = bench.store.run_alone(bench.host, Some(&event.claim)).await.expect("notes");
+        assert_eq!((noted, event.trials), (Held::Yes, 0));
+    }
+    bench.store.renew_lanes(bench.host, SHORT).await.expect("renews");
+    let (other, want) = (stranger(), bench.lanes().len());
+    let mut count = 0;
+    until(async || {
+        count += bench.store.take_lanes(other, want, LONG).await.expect("takes").len();
+        count == want
+    })
+    .await;
+    let seams = bench.seams(0, 9).await;
+    let again = bench.store.claim_events(other, &seams, LONG).await.expect("claims").rows;
+    assert_eq!(again.iter().map(|e| (e.claims, e.trials)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
 }
 
 pub(super) async fn renewed_claims_hold(bench: &Bench) {

@@ -51,6 +51,8 @@ macro_rules! behaviours_on {
                 simultaneous_claims_share_the_rows
                 a_claim_that_ran_out_is_claimed_again
                 taking_lanes_voids_claims
+                a_death_alone_is_a_trial
+                a_death_alone_is_a_trial_of_the_event
                 renewed_claims_hold
                 released_claims_were_never_made
                 scheduled_events_wait
