@@ -3,7 +3,7 @@
 //! `poller` claims what there is room for and matches it (`rules`, `matcher`);
 //! `ledger` keeps what is held, in order; `executor` makes the calls; `settler`
 //! writes results in groups; `keeper` renews leases and shares lanes out;
-//! `janitor` cleans up. `pending` lets calls see state that is not settled yet.
+//! `janitor` cleans up; `replay` carries bulk work on. `pending` lets calls see state that is not settled yet.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -26,6 +26,7 @@ pub mod matcher;
 mod pending;
 mod poller;
 mod pulse;
+pub mod replay;
 mod rules;
 mod settler;
 

@@ -30,10 +30,12 @@ pub(super) fn migrations(
         Dialect::Postgres => [
             ("init", include_str!("../../migrations/postgres/0001_init.sql")),
             ("inbox", include_str!("../../migrations/postgres/0002_inbox.sql")),
+            ("replay", include_str!("../../migrations/postgres/0003_replay.sql")),
         ],
         Dialect::Sqlite => [
             ("init", include_str!("../../migrations/sqlite/0001_init.sql")),
             ("inbox", include_str!("../../migrations/sqlite/0002_inbox.sql")),
+            ("replay", include_str!("../../migrations/sqlite/0003_replay.sql")),
         ],
     };
     let fill = |text: &str| {

@@ -19,9 +19,10 @@ use crate::{
         outcome::FailureKind,
     },
     store::{
-        Claim, End, Row, Settled, Settlement, Spill, StoreError,
+        Chain, Claim, End, Row, Settled, Settlement, Spill, StoreError,
         overlay::Needs,
-        rows::{millis, to_json},
+        replay::Key,
+        rows::{chain_code, millis, to_json},
     },
 };
 
@@ -298,8 +299,7 @@ impl Postgres {
     }
 
     /// Locks the last open delivery of each key that an ordered spill joins,
-    /// and answers the keys that have one. Whoever ends that delivery does so
-    /// before, and it isn't found, or waits, and finds the spill to release.
+    /// and answers the keys that have one.
     async fn lock_predecessors(
         &self,
         db: &mut PgConnection,
@@ -310,26 +310,39 @@ impl Postgres {
             .filter(|(_, spill)| spill.ordered && !spill.dead)
             .map(|(e, s)| (&*e.project, &*e.resource, &*e.aggregate_id, &*s.trigger))
             .collect();
+        self.lock_last(db, &keys.into_iter().collect::<Vec<_>>(), Chain::Events).await
+    }
+
+    /// Locks the last open delivery of each of these keys in a chain, and
+    /// answers the keys that have one. Whoever ends that delivery does so
+    /// before, and it isn't found, or waits, and finds what joins the chain to
+    /// release.
+    pub(super) async fn lock_last(
+        &self,
+        db: &mut PgConnection,
+        keys: &[Key<'_>],
+        chain: Chain,
+    ) -> Result<Vec<(String, String, String, String)>, StoreError> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let keys: Vec<_> = keys.into_iter().collect();
         let rows = query(self.sql.of("SELECT k.project, k.resource, k.aggregate, k.trigger
                FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
                     AS k(project, resource, aggregate, trigger), LATERAL (
                  SELECT FROM {p}delivery d
                   WHERE d.state IN ('ready', 'blocked') AND d.chain > 0
                     AND (d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain)
-                      >= (k.project, k.resource, k.aggregate, k.trigger, 1)
+                      >= (k.project, k.resource, k.aggregate, k.trigger, $5)
                     AND (d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain)
-                      <= (k.project, k.resource, k.aggregate, k.trigger, 1)
+                      <= (k.project, k.resource, k.aggregate, k.trigger, $5)
                   ORDER BY d.project_id DESC, d.resource DESC, d.aggregate_id DESC,
                            d.trigger_name DESC, d.chain DESC, d.event_pk DESC
                   LIMIT 1 FOR NO KEY UPDATE) p"))
-        .bind(column(&keys, |k| k.0) as Texts)
-        .bind(column(&keys, |k| k.1) as Texts)
-        .bind(column(&keys, |k| k.2) as Texts)
-        .bind(column(&keys, |k| k.3) as Texts)
+        .bind(column(keys, |k| k.0) as Texts)
+        .bind(column(keys, |k| k.1) as Texts)
+        .bind(column(keys, |k| k.2) as Texts)
+        .bind(column(keys, |k| k.3) as Texts)
+        .bind(chain_code(chain))
         .fetch_all(db)
         .await
         .map_err(fault)?;
