@@ -1,11 +1,6 @@
 //! Dead letters: looked at, requeued, purged; singly and in bulk.
 
-use axum::{
-    Json as Answered,
-    extract::State,
-    http::StatusCode,
-    response::IntoResponse as _,
-};
+use axum::{Json as Answered, extract::State, http::StatusCode, response::IntoResponse as _};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uuid::Uuid;

@@ -104,7 +104,9 @@ impl OperationFilter {
     pub(super) fn events(&self) -> Result<&ReplayFilter, StoreError> {
         match self {
             Self::Events(filter) => Ok(filter),
-            Self::DeadLetters(_) => Err(StoreError::Refused("a filter of letters, for events".into())),
+            Self::DeadLetters(_) => {
+                Err(StoreError::Refused("a filter of letters, for events".into()))
+            }
         }
     }
 }

@@ -208,19 +208,21 @@ pub(super) struct Made {
     pub(super) open: Vec<(i64, String)>,
     /// Events that weren't dispatched.
     pub(super) pending: i64,
+    /// Whether one was.
+    pub(super) found: bool,
 }
 
 impl Made {
-    /// What is said of one event.
-    pub(super) fn one(self) -> Replayed {
-        if self.pending > 0 {
-            return Replayed::Pending;
+    /// What is said of one event; nothing if it is gone.
+    pub(super) fn one(self) -> Option<Replayed> {
+        if !self.found {
+            return (self.pending > 0).then_some(Replayed::Pending);
         }
-        Replayed::Yes {
+        Some(Replayed::Yes {
             generation: self.deliveries.first().map(|made| made.2),
             triggers: self.deliveries.into_iter().map(|made| made.1).collect(),
             open: self.open.into_iter().map(|pair| pair.1).collect(),
-        }
+        })
     }
 
     /// What is counted of a batch, `pending` of which were left out before.

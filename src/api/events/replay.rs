@@ -56,7 +56,8 @@ pub(super) async fn one(
     };
     let Matched { to, unclear } = triggers.matched(&row.event);
     if let Some(name) = trigger.filter(|_| to.is_empty()) {
-        let why = unclear.into_iter().next().map_or_else(String::new, |(_, why)| format!(": {why}"));
+        let why =
+            unclear.into_iter().next().map_or_else(String::new, |(_, why)| format!(": {why}"));
         let why = format!("names `{name}`, which doesn't match the event{why}");
         return Err(Problem::field("trigger", why));
     }

@@ -71,7 +71,7 @@ impl Postgres {
         let made = self.replay_all(&mut tx, project, &[(pk, to)]).await?;
         tx.commit().await.map_err(fault)?;
         self.wake.ring();
-        Ok(made.one())
+        Ok(made.one().unwrap_or(Replayed::Unknown))
     }
 
     /// Makes deliveries for events. They are ordered among what is re-driven,
@@ -114,10 +114,10 @@ impl Postgres {
         let last = self.lock_last(db, &joined, Chain::Redriven).await?;
         let waiting = last.iter().map(|k| (&*k.0, &*k.1, &*k.2, &*k.3)).collect();
         let new = deliveries(&events, &open, waiting);
-        let mut made = Made {
-            pending: i64::try_from(wanted.len() - events.len()).unwrap_or(i64::MAX),
-            ..Made::default()
-        };
+        let left: Vec<i64> =
+            pks.iter().copied().filter(|pk| events.iter().all(|event| event.pk != *pk)).collect();
+        let mut made = Made { pending: self.there(&mut *db, &left).await?, ..Made::default() };
+        made.found = !events.is_empty();
         for event in &events {
             let names = event.to.iter().map(|to| (event.pk, to.trigger.clone()));
             made.open.extend(names.filter(|pair| open.contains(pair)));
@@ -153,6 +153,18 @@ impl Postgres {
             made.deliveries.push((get(row, 0)?, get(row, 1)?, generation));
         }
         Ok(made)
+    }
+
+    /// How many of these events are there: the others were old, and are gone.
+    async fn there(&self, db: &mut PgConnection, pks: &[i64]) -> Result<i64, StoreError> {
+        if pks.is_empty() {
+            return Ok(0);
+        }
+        query_scalar(self.sql.of("SELECT count(*) FROM {p}outbox WHERE pk = ANY($1)"))
+            .bind(pks)
+            .fetch_one(db)
+            .await
+            .map_err(fault)
     }
 
     pub(super) async fn event_count(
@@ -237,11 +249,8 @@ impl Postgres {
             event_columns!(),
             " FROM {p}outbox o WHERE o.pk = ANY($1) ORDER BY o.pk"
         );
-        let rows = query(self.sql.of(sql))
-            .bind(&part.pks)
-            .fetch_all(&self.pool)
-            .await
-            .map_err(fault)?;
+        let rows =
+            query(self.sql.of(sql)).bind(&part.pks).fetch_all(&self.pool).await.map_err(fault)?;
         let events = rows.iter().map(event).collect::<Result<Vec<_>, _>>()?;
         Ok(Some(ReplayBatch { operation: work, events, part }))
     }
@@ -293,11 +302,13 @@ impl Postgres {
         db: &mut PgConnection,
         project: &str,
     ) -> Result<(), StoreError> {
-        query(self.sql.of("SELECT pg_advisory_xact_lock(hashtextextended('{p}redrive ' || $1, 0))"))
-            .bind(project)
-            .execute(db)
-            .await
-            .map_err(fault)?;
+        query(
+            self.sql.of("SELECT pg_advisory_xact_lock(hashtextextended('{p}redrive ' || $1, 0))"),
+        )
+        .bind(project)
+        .execute(db)
+        .await
+        .map_err(fault)?;
         Ok(())
     }
 }

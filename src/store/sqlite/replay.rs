@@ -70,7 +70,7 @@ impl Sqlite {
         let made = self.replay_all(&mut tx, now, project, &[(get(&row, 0)?, to)]).await?;
         tx.commit().await?;
         self.wake.ring();
-        Ok(made.one())
+        Ok(made.one().unwrap_or(Replayed::Unknown))
     }
 
     /// Makes deliveries for events. They are ordered among what is re-driven,
@@ -84,12 +84,10 @@ impl Sqlite {
     ) -> Result<Made, StoreError> {
         let pks: Vec<i64> = wanted.iter().map(|one| one.0).collect();
         let pks = to_json(&pks)?;
-        let rows = query(self.sql.of(
-            "SELECT o.pk, o.resource, o.aggregate_id FROM {p}outbox o
+        let rows = query(self.sql.of("SELECT o.pk, o.resource, o.aggregate_id FROM {p}outbox o
               WHERE o.pk IN (SELECT value FROM json_each(?1)) AND o.project_id = ?2
                 AND o.dispatched_at IS NOT NULL
-              ORDER BY o.pk",
-        ))
+              ORDER BY o.pk"))
         .bind(&pks)
         .bind(project)
         .fetch_all(&mut *db)
@@ -120,10 +118,13 @@ impl Sqlite {
         let joined = keys(&events, &open).into_iter();
         let waiting = self.waiting(db, Chain::Redriven, joined).await?;
         let new = deliveries(&events, &open, waiting);
-        let mut made = Made {
-            pending: i64::try_from(wanted.len() - events.len()).unwrap_or(i64::MAX),
-            ..Made::default()
-        };
+        let left: Vec<i64> = wanted
+            .iter()
+            .map(|one| one.0)
+            .filter(|pk| events.iter().all(|event| event.pk != *pk))
+            .collect();
+        let mut made = Made { pending: self.there(db, &left).await?, ..Made::default() };
+        made.found = !events.is_empty();
         for event in &events {
             let names = event.to.iter().map(|to| (event.pk, to.trigger.clone()));
             made.open.extend(names.filter(|pair| open.contains(pair)));
@@ -163,12 +164,29 @@ impl Sqlite {
         Ok(made)
     }
 
+    /// How many of these events are there: the others were old, and are gone.
+    async fn there(&self, db: &mut SqliteConnection, pks: &[i64]) -> Result<i64, StoreError> {
+        if pks.is_empty() {
+            return Ok(0);
+        }
+        let row = query(
+            self.sql
+                .of("SELECT count(*) FROM {p}outbox WHERE pk IN (SELECT value FROM json_each(?1))"),
+        )
+        .bind(to_json(&pks)?)
+        .fetch_one(db)
+        .await
+        .map_err(fault)?;
+        get(&row, 0)
+    }
+
     pub(super) async fn event_count(
         &self,
         project: &str,
         filter: &ReplayFilter,
     ) -> Result<i64, StoreError> {
-        let sql = concat!("SELECT count(*) FROM {p}outbox o NOT INDEXED WHERE ", events_matching!());
+        let sql =
+            concat!("SELECT count(*) FROM {p}outbox o NOT INDEXED WHERE ", events_matching!());
         let row = bind_filter(query(self.sql.of(sql)), project, filter)
             .fetch_one(&self.readers)
             .await

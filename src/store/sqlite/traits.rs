@@ -15,7 +15,11 @@ use crate::{
         trigger::{Trigger, TriggerSpec},
     },
     store::{
-        ApiKey, AttemptFilter, Claim, Claimed, ClaimedDelivery, ClaimedEvent, Control, ControlVersion, DeadLetterFilter, Definitions, DeliveryFilter, DeliveryRow, Destination, EventFilter, EventRow, Held, HostId, HostInfo, Inspect, KeyRow, Operation, OperationKind, Page, PageRequest, Project, Queue, Recorded, ReplayBatch, ReplayFilter, Replayed, Requeued, Seam, Settled, Settlement, StateEntry, Status, StoreError, Survey, TriggerGone,
+        ApiKey, AttemptFilter, Claim, Claimed, ClaimedDelivery, ClaimedEvent, Control,
+        ControlVersion, DeadLetterFilter, Definitions, DeliveryFilter, DeliveryRow, Destination,
+        EventFilter, EventRow, Held, HostId, HostInfo, Inspect, KeyRow, Operation, OperationKind,
+        Page, PageRequest, Project, Queue, Recorded, ReplayBatch, ReplayFilter, Replayed, Requeued,
+        Seam, Settled, Settlement, StateEntry, Status, StoreError, Survey, TriggerGone,
     },
 };
 
