@@ -243,3 +243,57 @@ pub(super) fn wanted<'a>(
 ) -> BTreeMap<i64, &'a [Destination]> {
     batch.events.iter().map(|event| event.pk).zip(to.iter().map(Vec::as_slice)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{OperationFilter, OperationKind, OperationState};
+
+    fn work(limit: Option<i64>, done: i64) -> Operation {
+        Operation {
+            id: uuid::Uuid::nil(),
+            project: "shop".into(),
+            kind: OperationKind::ReplayEvents,
+            filter: OperationFilter::Events(ReplayFilter::default()),
+            limit,
+            state: OperationState::Running,
+            total: 9,
+            done,
+            counts: ReplayCounts::default(),
+            created_at: 0,
+            updated_at: 0,
+            cursor: 0,
+            last: 100,
+        }
+    }
+
+    fn part(pks: &[i64], seen: i64, pending: i64, position: i64, through: bool) -> Part {
+        Part { pks: pks.to_vec(), seen, pending, position, through }
+    }
+
+    #[test]
+    fn a_part_ends_where_the_next_one_begins() {
+        let found = [(3, true, 1), (5, false, 1), (8, true, 1)];
+        let of = |take, end| Part::of(&work(None, 0), &found, take, 90, end);
+        assert_eq!(of(3, true), part(&[3, 8], 3, 1, 8, false), "there may be more behind it");
+        assert_eq!(of(4, true), part(&[3, 8], 3, 1, 90, true));
+        assert_eq!(of(4, false), part(&[3, 8], 3, 1, 90, false), "few of those looked at match");
+        let none = Part::of(&work(None, 0), &[], 4, 90, false);
+        assert_eq!(none, part(&[], 0, 0, 90, false));
+    }
+
+    #[test]
+    fn a_limit_ends_it() {
+        let found = [(3, true, 1), (5, false, 1)];
+        assert_eq!(Part::of(&work(Some(7), 5), &found, 2, 90, false), part(&[3], 2, 1, 5, true));
+        assert!(Part::of(&work(Some(7), 7), &[], 0, 90, false).through);
+    }
+
+    #[test]
+    fn payloads_bound_a_part_and_the_first_comes_anyway() {
+        let found = [(3, true, MAX_BYTES + 1), (5, false, MAX_BYTES), (8, true, 1)];
+        let of = |found: &[Found]| Part::of(&work(None, 0), found, 10, 90, true);
+        assert_eq!(of(&found), part(&[3], 2, 1, 5, false), "what is pending isn't read");
+        assert_eq!(of(&found[1..]), part(&[8], 2, 1, 90, true));
+    }
+}

@@ -20,6 +20,7 @@ use crate::{
     },
     store::{
         Chain, Claim, End, Row, Settled, Settlement, Spill, StoreError,
+        claim::{Proof, proof},
         overlay::Needs,
         replay::Key,
         rows::{chain_code, millis, to_json},
@@ -57,9 +58,11 @@ impl Postgres {
         db: &mut PgConnection,
         group: &[Settlement],
     ) -> Result<Vec<Settled>, StoreError> {
-        let held = self.lock_held(db, group).await?;
-        let mut verdicts: Vec<Option<Settled>> =
-            group.iter().map(|s| (!held.contains(&s.claim.row)).then_some(Settled::Lost)).collect();
+        let mut held = self.lock_held(db, group).await?;
+        let mut verdicts: Vec<Option<Settled>> = group
+            .iter()
+            .map(|s| (!held.remove(&proof(&s.claim))).then_some(Settled::Lost))
+            .collect();
         let still = |verdicts: &[Option<Settled>]| -> Vec<&Settlement> {
             group.iter().zip(verdicts).filter(|(_, v)| v.is_none()).map(|(s, _)| s).collect()
         };
@@ -88,28 +91,29 @@ impl Postgres {
         &self,
         db: &mut PgConnection,
         group: &[Settlement],
-    ) -> Result<HashSet<Row>, StoreError> {
+    ) -> Result<HashSet<Proof>, StoreError> {
         let claims: Vec<&Claim> = column(group, |s| &*s.claim);
         let parts = Parts::of(&claims);
         let mut held = HashSet::with_capacity(group.len());
         if !parts.events.is_empty() {
-            let rows =
-                query(self.sql.of("SELECT o.pk FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
+            let rows = query(self.sql.of(
+                "SELECT o.pk, c.id FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
                    JOIN {p}outbox o ON o.pk = c.pk
                   WHERE o.claim_id = c.id AND o.dispatched_at IS NULL
-                    FOR NO KEY UPDATE OF o"))
-                .bind(&parts.events)
-                .bind(&parts.event_claims)
-                .fetch_all(&mut *db)
-                .await
-                .map_err(fault)?;
+                    FOR NO KEY UPDATE OF o",
+            ))
+            .bind(&parts.events)
+            .bind(&parts.event_claims)
+            .fetch_all(&mut *db)
+            .await
+            .map_err(fault)?;
             for row in &rows {
-                held.insert(Row::Event(get(row, 0)?));
+                held.insert((Row::Event(get(row, 0)?), get(row, 1)?));
             }
         }
         if !parts.deliveries.is_empty() {
             let rows = query(self.sql.of(
-                "SELECT d.id FROM unnest($1::bigint[], $2::uuid[]) AS c(id, claim)
+                "SELECT d.id, c.claim FROM unnest($1::bigint[], $2::uuid[]) AS c(id, claim)
                    JOIN {p}delivery d ON d.id = c.id
                   WHERE d.claim_id = c.claim AND d.state IN ('ready', 'blocked')
                     FOR NO KEY UPDATE OF d",
@@ -120,7 +124,7 @@ impl Postgres {
             .await
             .map_err(fault)?;
             for row in &rows {
-                held.insert(Row::Delivery(get(row, 0)?));
+                held.insert((Row::Delivery(get(row, 0)?), get(row, 1)?));
             }
         }
         Ok(held)

@@ -8,6 +8,7 @@ mod claiming;
 mod control;
 mod deliveries;
 mod inspecting;
+mod model;
 mod operations;
 mod outside;
 mod recording;
@@ -61,6 +62,7 @@ macro_rules! behaviours_on {
             settling {
                 a_dispatched_event_is_through
                 a_claim_is_settled_once
+                a_void_claim_gains_nothing_from_a_good_one_beside_it
                 emitted_events_are_recorded
                 a_used_dedup_key_is_not_recorded_again
                 emitted_events_keep_their_order
@@ -126,6 +128,9 @@ macro_rules! behaviours_on {
                 a_replay_s_limit_is_kept
                 a_cancelled_replay_goes_no_further
                 a_replay_s_filter_means_what_it_says
+            }
+            model {
+                a_store_does_what_its_model_does
             }
             inspecting {
                 an_event_shows_where_it_stands
