@@ -1,11 +1,6 @@
 //! Dead letters: looked at, requeued, purged; singly and in bulk.
 
-use axum::{
-    Json as Answered,
-    extract::State,
-    http::{StatusCode, header},
-    response::IntoResponse as _,
-};
+use axum::{Json as Answered, extract::State, http::StatusCode, response::IntoResponse as _};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uuid::Uuid;
@@ -13,6 +8,7 @@ use uuid::Uuid;
 use super::{
     Shared,
     extract::{Json, Params, Path},
+    operations,
     page::{self, Items},
     problem::{Answer, Kind, Problem},
     projects,
@@ -100,6 +96,10 @@ async fn requeue(State(app): State<Shared>, Path((project, id)): Path<(String, i
             Ok(Answered(json!({ "id": id, "state": "ready" })).into_response())
         }
         Requeued::Unknown => Err(unknown(id)),
+        Requeued::Open => {
+            let detail = "its event is being delivered to its trigger again; wait for that to end";
+            Err(Problem::new(Kind::StillOpen, detail))
+        }
     }
 }
 
@@ -175,8 +175,5 @@ async fn start(app: &Shared, project: &str, kind: OperationKind, bulk: Bulk) -> 
         return Ok(Answered(json!({ "matches": matches })).into_response());
     }
     let operation = app.api.store.start(project, kind, &filter, limit).await?;
-    app.bulk.notify_one();
-    let location = format!("/v1/projects/{project}/operations/{}", operation.id);
-    let headers = [(header::LOCATION, location)];
-    Ok((StatusCode::ACCEPTED, headers, Answered(operation)).into_response())
+    Ok(operations::accepted(app, operation))
 }

@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use axum::{Json as Answered, extract::State};
+use axum::{
+    Json as Answered,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse as _, Response},
+};
 use uuid::Uuid;
 
 use super::{
@@ -12,7 +17,7 @@ use super::{
     projects,
     routes::Routes,
 };
-use crate::store::Operation;
+use crate::{router::replay, store::Operation};
 
 /// Dead letters of one transaction.
 const BATCH: u32 = 200;
@@ -46,6 +51,14 @@ async fn cancel(
     operation.map(Answered).ok_or_else(|| unknown(id))
 }
 
+/// What is said of bulk work that was asked for and stored.
+pub(super) fn accepted(app: &App, operation: Operation) -> Response {
+    app.bulk.notify_one();
+    let location = format!("/v1/projects/{}/operations/{}", operation.project, operation.id);
+    let headers = [(header::LOCATION, location)];
+    (StatusCode::ACCEPTED, headers, Answered(operation)).into_response()
+}
+
 fn unknown(id: Uuid) -> Problem {
     Problem::new(Kind::UnknownOperation, format!("there is no operation {id}"))
 }
@@ -67,8 +80,8 @@ pub(super) async fn work(app: &App) {
 
 async fn advance(app: &App) {
     loop {
-        match app.api.store.advance(BATCH).await {
-            // Purged rows free what waits for them, requeued ones can run.
+        match replay::advance(&*app.api.store, BATCH).await {
+            // Requeued and replayed deliveries can run.
             Ok(more) => {
                 app.api.store.wake();
                 if !more {

@@ -43,6 +43,8 @@ pub(super) enum Kind {
     MethodNotAllowed,
     BodyTimeout,
     Duplicate,
+    NotDispatched,
+    StillOpen,
     PluginInUse,
     DeliveriesLeft,
     TooLarge,
@@ -85,6 +87,8 @@ impl Kind {
             }
             Self::BodyTimeout => (S::REQUEST_TIMEOUT, "body-timeout", "The body did not arrive"),
             Self::Duplicate => (S::CONFLICT, "duplicate", "The dedup key was used before"),
+            Self::NotDispatched => (S::CONFLICT, "not-dispatched", "The event is still pending"),
+            Self::StillOpen => (S::CONFLICT, "still-open", "It is being delivered already"),
             Self::PluginInUse => (S::CONFLICT, "plugin-in-use", "Triggers use the plugin"),
             Self::DeliveriesLeft => (S::CONFLICT, "deliveries-left", "The trigger has deliveries"),
             Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too-large", "It is too large"),

@@ -6,8 +6,6 @@ use super::routes::Routes;
 
 pub(super) fn routes(routes: Routes) -> Routes {
     [
-        (Method::POST, "/v1/projects/{project}/events/replay", "replaying events"),
-        (Method::POST, "/v1/projects/{project}/events/{messageId}/replay", "replaying an event"),
         (Method::POST, "/v1/projects/{project}/triggers/{name}/try", "trying a trigger"),
         (Method::GET, "/v1/projects/{project}/stream", "the live tail"),
         (Method::GET, "/v1/projects/{project}/secrets", "secrets"),

@@ -1,6 +1,6 @@
 //! `outrigger dead-letters`.
 
-use std::{process::ExitCode, time::Duration};
+use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -8,8 +8,7 @@ use reqwest::Method;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Context,
-    client::{Answer, Client},
+    Context, operation,
     output::{Column, Show},
     page::Page,
     time::Time,
@@ -89,9 +88,6 @@ const COLUMNS: [Column; 8] = [
     ("LAST ERROR", "/lastError", Show::Short(60)),
 ];
 
-/// How often to ask how bulk work goes on.
-const LOOK: Duration = Duration::from_millis(300);
-
 impl DeadLetters {
     pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
         match self {
@@ -140,7 +136,7 @@ impl Which {
         }
         let mut answer = client.post(&[&path[..], &[verb]].concat(), &body.into()).await?;
         if !self.dry_run && !self.no_wait {
-            answer = follow(&client, project, answer).await?;
+            answer = operation::follow(&client, project, answer).await?;
         }
         if out.json(&answer) {
             return Ok(());
@@ -152,7 +148,14 @@ impl Which {
                 let id = value["id"].as_str().unwrap_or_default();
                 out.line(format_args!("operation {id}: {} of {}", value["done"], value["total"]));
             }
-            _ => out.line(format_args!("{} dead letters are {done}", value["done"])),
+            _ => {
+                let open = value["open"].as_i64().unwrap_or(0);
+                let count = value["done"].as_i64().unwrap_or(0) - open;
+                out.line(format_args!("{count} dead letters are {done}"));
+                if open > 0 {
+                    out.line(format_args!("{open} are skipped: their events are replayed now"));
+                }
+            }
         }
         Ok(())
     }
@@ -169,14 +172,4 @@ impl Which {
         let members = filter.into_iter().chain(rest);
         members.filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
-}
-
-/// Asks until bulk work has ended.
-async fn follow(client: &Client, project: &str, mut answer: Answer) -> Result<Answer> {
-    while answer.value()["state"] == "running" {
-        tokio::time::sleep(LOOK).await;
-        let id = answer.value()["id"].as_str().unwrap_or_default().to_owned();
-        answer = client.get(&["projects", project, "operations", &id]).await?;
-    }
-    Ok(answer)
 }

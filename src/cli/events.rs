@@ -18,6 +18,7 @@ use super::{
     input,
     output::{Column, Output, Show, clean},
     page::Page,
+    replay::Replay,
     time::{self, Time},
 };
 use crate::model::units::Span;
@@ -33,6 +34,8 @@ pub(super) enum Events {
         /// The event's message id
         message_id: Uuid,
     },
+    /// Deliver events again: one by its message id, or all that match
+    Replay(Replay),
 }
 
 #[derive(Debug, Args)]
@@ -138,9 +141,10 @@ const RESULTS: [Column; 5] = [
     ("VERSION", "/digest", Show::Digest),
 ];
 
-const DELIVERIES: [Column; 6] = [
+const DELIVERIES: [Column; 7] = [
     ("DELIVERY", "/id", Show::Plain),
     ("TRIGGER", "/trigger", Show::Plain),
+    ("REPLAY", "/generation", Show::Plain),
     ("STATE", "/state", Show::Plain),
     ("ATTEMPTS", "/attempts", Show::Plain),
     ("DUE", "/dueAt", Show::Time),
@@ -157,6 +161,7 @@ impl Events {
                 let answer = client.send(request.query(&list.query())).await?;
                 out.list(&answer, &COLUMNS, "There is no such event.");
             }
+            Self::Replay(replay) => replay.run(context).await?,
             Self::Show { message_id } => {
                 let id = message_id.to_string();
                 let answer = client.get(&["projects", project, "events", &id]).await?;

@@ -19,11 +19,13 @@ mod events;
 mod input;
 mod keys;
 mod migrate;
+mod operation;
 mod output;
 mod page;
 mod plugin_test;
 mod plugins;
 mod projects;
+mod replay;
 mod scaffold;
 mod serve;
 mod status;
@@ -72,7 +74,7 @@ enum Command {
     Apply(apply::Apply),
     /// Show counts and health
     Status,
-    /// Record events and look at them
+    /// Record events, look at them, deliver them again
     #[command(subcommand)]
     Events(events::Events),
     /// Put triggers, pause them, look at them

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{select, time::sleep};
 
-use super::host::Host;
+use super::{host::Host, replay};
 
 /// Events that are deleted in one transaction.
 const BATCH: u32 = 500;
@@ -30,7 +30,7 @@ pub(super) async fn run(host: Arc<Host>) {
             }
         }
         while !host.soft.is_cancelled() {
-            match host.store.advance(BATCH).await {
+            match replay::advance(&*host.store, BATCH).await {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {

@@ -8,7 +8,13 @@ use std::{
 
 use cel::{Context, Program, Value};
 
-use crate::model::{event::Event, trigger::Match};
+use crate::{
+    model::{
+        event::Event,
+        trigger::{Match, Order, Trigger},
+    },
+    store::Destination,
+};
 
 /// Longest `when`, in bytes.
 const MAX_WHEN: usize = 4 << 10;
@@ -123,8 +129,75 @@ fn value(json: serde_json::Value) -> Value {
     }
 }
 
+/// A project's triggers, ready to be matched with events that were dispatched
+/// before.
+pub struct Matcher(Vec<(Trigger, Option<Result<When, String>>)>);
+
+/// Where an event goes, and which triggers couldn't tell, each with the reason.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Matched {
+    /// Triggers that the event is for.
+    pub to: Vec<Destination>,
+    /// Triggers whose `when` could not be evaluated.
+    pub unclear: Vec<(String, String)>,
+}
+
+impl Matcher {
+    /// Compiles what these triggers match; of all if none is named.
+    #[must_use]
+    pub fn new(triggers: Vec<Trigger>, only: Option<&str>) -> Self {
+        let triggers = triggers.into_iter().filter(|t| only.is_none_or(|name| t.name == name));
+        let compiled = triggers.map(|trigger| {
+            let when = trigger.spec.matches.when.as_deref().map(When::compile);
+            (trigger, when)
+        });
+        Self(compiled.collect())
+    }
+
+    /// Which of the triggers an event is for.
+    #[must_use]
+    pub fn matched(&self, event: &Event) -> Matched {
+        let mut matched = Matched::default();
+        let mut facts = None;
+        for (trigger, when) in &self.0 {
+            match fits(&trigger.spec.matches, when.as_ref(), event, &mut facts) {
+                Ok(true) => matched.to.push(Destination {
+                    trigger: trigger.name.clone(),
+                    ordered: trigger.spec.order == Order::Aggregate,
+                }),
+                Ok(false) => {}
+                Err(why) => matched.unclear.push((trigger.name.clone(), why)),
+            }
+        }
+        matched
+    }
+}
+
+/// Whether an event is for a trigger. `facts` are made once for all triggers.
+///
+/// # Errors
+/// When its `when` can't be evaluated.
+pub(super) fn fits(
+    matches: &Match,
+    when: Option<&Result<When, String>>,
+    event: &Event,
+    facts: &mut Option<Result<Facts, String>>,
+) -> Result<bool, String> {
+    if !covers(matches, event) {
+        return Ok(false);
+    }
+    match when {
+        None => Ok(true),
+        Some(Err(why)) => Err(format!("`when` {why}")),
+        Some(Ok(when)) => match facts.get_or_insert_with(|| Facts::of(event)) {
+            Ok(facts) => when.holds(facts),
+            Err(why) => Err(why.clone()),
+        },
+    }
+}
+
 /// Whether the patterns and versions cover an event; `when` is asked after.
-pub(super) fn covers(matches: &Match, event: &Event) -> bool {
+fn covers(matches: &Match, event: &Event) -> bool {
     matches.resource.covers(&event.resource)
         && matches.event_name.covers(&event.event_name)
         && matches.schema_version.cover(event.schema_version)

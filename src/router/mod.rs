@@ -3,7 +3,7 @@
 //! `poller` claims what there is room for and matches it (`rules`, `matcher`);
 //! `ledger` keeps what is held, in order; `executor` makes the calls; `settler`
 //! writes results in groups; `keeper` renews leases and shares lanes out;
-//! `janitor` cleans up. A `desk` is what a host remembers of a trigger: its
+//! `janitor` cleans up, `replay` carries bulk work on. A `desk` is what a host remembers of a trigger: its
 //! limits, its failures, and as `pending`, state that is not settled yet.
 //! `alone` finds events that kill their host, `pauses` triggers that keep
 //! failing.
@@ -33,6 +33,7 @@ mod pauses;
 mod pending;
 mod poller;
 mod pulse;
+pub mod replay;
 mod rules;
 mod settler;
 

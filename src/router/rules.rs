@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     desk::Desk,
-    matcher::{Facts, When, covers},
+    matcher::{When, fits},
 };
 use crate::{
     metrics::Metrics,
@@ -134,18 +134,7 @@ impl Rules {
         let Some(project) = self.projects.get(&event.project) else { return matching };
         let mut facts = None;
         for rule in project.rules.values() {
-            if !covers(&rule.trigger.spec.matches, event) {
-                continue;
-            }
-            let holds = match &rule.when {
-                None => Ok(true),
-                Some(Err(why)) => Err(format!("`when` {why}")),
-                Some(Ok(when)) => match facts.get_or_insert_with(|| Facts::of(event)) {
-                    Ok(facts) => when.holds(facts),
-                    Err(why) => Err(why.clone()),
-                },
-            };
-            match holds {
+            match fits(&rule.trigger.spec.matches, rule.when.as_ref(), event, &mut facts) {
                 Ok(true) => matching.rules.push(Arc::clone(rule)),
                 Ok(false) => {}
                 Err(why) => matching.unclear.push((rule.trigger.name.clone(), why)),

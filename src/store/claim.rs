@@ -38,6 +38,15 @@ impl Claim {
     }
 }
 
+/// A row and the claim on it: a row may have had others before, which prove
+/// nothing any more.
+pub(super) type Proof = (Row, Uuid);
+
+/// What a claim says.
+pub(super) const fn proof(claim: &Claim) -> Proof {
+    (claim.row, claim.id)
+}
+
 /// Whether a claim still holds: losing it is a value, not an error.
 #[must_use]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

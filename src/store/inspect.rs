@@ -6,7 +6,10 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{HostId, StoreError};
+use super::{
+    Destination, HostId, Operation, OperationKind, ReplayBatch, ReplayFilter, Replayed, Requeued,
+    StoreError,
+};
 use crate::model::{Lane, UnixMillis, attempt::Attempt, event::Event, outcome::FailureKind};
 
 /// Which part of a list to show.
@@ -208,71 +211,6 @@ pub struct StateEntry {
     pub version: i64,
 }
 
-/// What became of a dead letter that was to be requeued.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Requeued {
-    /// It is ready, its attempts start anew.
-    Yes,
-    /// There is no dead letter of that id.
-    Unknown,
-}
-
-/// What bulk work does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum OperationKind {
-    /// Give dead letters new attempts.
-    RequeueDeadLetters,
-    /// Delete dead letters.
-    PurgeDeadLetters,
-}
-
-/// Where bulk work stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum OperationState {
-    /// It goes on.
-    Running,
-    /// It is through.
-    Done,
-    /// Somebody stopped it; what was done stays done.
-    Cancelled,
-}
-
-/// Bulk work on dead letters.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Operation {
-    /// Its id.
-    pub id: Uuid,
-    /// The tenant.
-    #[serde(skip)]
-    pub project: String,
-    /// What it does.
-    pub kind: OperationKind,
-    /// Which dead letters it is for.
-    pub filter: DeadLetterFilter,
-    /// At the most so many.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub limit: Option<i64>,
-    /// Where it stands.
-    pub state: OperationState,
-    /// How many there were when it was asked for.
-    pub total: i64,
-    /// How many it has done.
-    pub done: i64,
-    /// When it was asked for.
-    pub created_at: UnixMillis,
-    /// When it last went on.
-    pub updated_at: UnixMillis,
-    /// Those up to this delivery id are done.
-    #[serde(skip)]
-    pub cursor: i64,
-    /// Those beyond this delivery id came later and are left alone.
-    #[serde(skip)]
-    pub last: i64,
-}
-
 /// Counts of one trigger.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -385,10 +323,45 @@ pub trait Inspect: Send + Sync + 'static {
     /// Stops bulk work; what is done stays done. Answers it as it is then.
     async fn cancel(&self, project: &str, id: Uuid) -> Result<Option<Operation>, StoreError>;
 
-    /// Does up to `batch` of one running operation, in one transaction with
-    /// its progress, so that any host can go on where another stopped.
-    /// Answers whether there may be more to do.
+    /// Does up to `batch` of one running operation on dead letters, in one
+    /// transaction with its progress, so that any host can go on where another
+    /// stopped. Answers whether there may be more to do.
     async fn advance(&self, batch: u32) -> Result<bool, StoreError>;
+
+    /// Delivers a dispatched event again, to those of these triggers that have
+    /// no open delivery of it.
+    async fn replay(
+        &self,
+        project: &str,
+        message_id: Uuid,
+        to: &[Destination],
+    ) -> Result<Replayed, StoreError>;
+
+    /// How many events a filter means, dispatched or not; its trigger is not
+    /// looked at.
+    async fn count_events(&self, project: &str, filter: &ReplayFilter) -> Result<i64, StoreError>;
+
+    /// Stores a replay of `limit` events at the most; it is carried out by
+    /// [`Inspect::replay_batch`] and [`Inspect::replay_part`].
+    async fn start_replay(
+        &self,
+        project: &str,
+        filter: &ReplayFilter,
+        limit: Option<i64>,
+    ) -> Result<Operation, StoreError>;
+
+    /// The next events of a running replay, `batch` at the most, or nothing if
+    /// none is running. It claims nothing: who is first to write goes on.
+    async fn replay_batch(&self, batch: u32) -> Result<Option<ReplayBatch>, StoreError>;
+
+    /// Delivers the events of a batch again, `to` saying for each of them to
+    /// which triggers, in one transaction with the operation's progress. Does
+    /// nothing if the operation was cancelled or has gone on meanwhile.
+    async fn replay_part(
+        &self,
+        batch: &ReplayBatch,
+        to: &[Vec<Destination>],
+    ) -> Result<(), StoreError>;
 
     /// How many open and dead deliveries a trigger has.
     async fn count_deliveries(&self, project: &str, trigger: &str) -> Result<i64, StoreError>;

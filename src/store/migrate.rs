@@ -30,12 +30,14 @@ pub(super) fn migrations(
         Dialect::Postgres => [
             ("init", include_str!("../../migrations/postgres/0001_init.sql")),
             ("inbox", include_str!("../../migrations/postgres/0002_inbox.sql")),
-            ("trials", include_str!("../../migrations/postgres/0003_trials.sql")),
+            ("replay", include_str!("../../migrations/postgres/0003_replay.sql")),
+            ("trials", include_str!("../../migrations/postgres/0004_trials.sql")),
         ],
         Dialect::Sqlite => [
             ("init", include_str!("../../migrations/sqlite/0001_init.sql")),
             ("inbox", include_str!("../../migrations/sqlite/0002_inbox.sql")),
-            ("trials", include_str!("../../migrations/sqlite/0003_trials.sql")),
+            ("replay", include_str!("../../migrations/sqlite/0003_replay.sql")),
+            ("trials", include_str!("../../migrations/sqlite/0004_trials.sql")),
         ],
     };
     let fill = |text: &str| {

@@ -16,9 +16,11 @@ pub use control::{
 };
 pub use inspect::{
     AttemptFilter, DeadLetterFilter, DeliveryFilter, DeliveryRow, DeliveryState, EventFilter,
-    EventRow, EventStatus, Inspect, Operation, OperationKind, OperationState, Page, PageRequest,
-    ProjectCounts, Requeued, StateEntry, Status, TriggerCounts,
+    EventRow, EventStatus, Inspect, Page, PageRequest, ProjectCounts, StateEntry, Status,
+    TriggerCounts,
 };
+pub use operation::{Operation, OperationFilter, OperationKind, OperationState, Requeued};
+pub use replay::{Destination, ReplayBatch, ReplayCounts, ReplayFilter, Replayed};
 
 use crate::model::{
     Lane, UnixMillis,
@@ -33,8 +35,10 @@ mod connect;
 mod control;
 mod inspect;
 mod migrate;
+mod operation;
 mod overlay;
 pub mod postgres;
+mod replay;
 mod rows;
 pub mod sqlite;
 

@@ -10,6 +10,7 @@ mod dead_letters;
 mod definitions;
 mod events;
 mod refusals;
+mod replay;
 mod server;
 
 #[tokio::test]

@@ -338,6 +338,21 @@ async fn what_commands_print() {
         "1 dead letters are requeued\n"
     );
 
+    let id = published.lines().next().unwrap();
+    assert_eq!(person.types(&format!("events replay {id}")).ok(), "audit  replay 1\n");
+    let which = person.types("events replay --trigger audit").failed();
+    assert!(which.contains("--all"), "{which}");
+    let dry = person.types("events replay --resource order --dry-run").ok();
+    assert_eq!(dry, "2 events match\n");
+    let bulk =
+        person.types("events replay --resource order --since 2020-01-01T00:00:00Z --limit 1");
+    let bulk = bulk.ok();
+    assert!(bulk.starts_with("1 events make "), "{bulk}");
+    let json = person.types("events replay --all --no-wait --json").json();
+    assert_eq!((&json["kind"], &json["total"]), (&json!("replayEvents"), &json!(2)));
+    let none = person.types(&format!("events replay {id} --trigger nope")).failed();
+    assert!(none.contains("`nope`"), "{none}");
+
     let status = person.types("status").ok();
     assert!(status.contains("shop") && status.contains("audit"), "{status}");
     assert!(person.types("status --project shop --json").json()["triggers"]["audit"].is_object());

@@ -5,10 +5,16 @@ use std::time::Duration;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
+use self::replay::{
+    a_replay_has_a_key_of_its_own, events_are_replayed_in_bulk,
+    replays_are_in_order_and_hold_up_nothing_newer,
+};
 use crate::{
     database::Database,
     hosts::{Host, eventually},
 };
+
+mod replay;
 
 const SOON: Duration = Duration::from_mins(1);
 
@@ -42,6 +48,9 @@ on_both! {
     a_read_and_written_sum_is_exact
     state_and_emitted_events_commit_with_the_acknowledgement
     dead_letters_are_requeued_and_purged_in_bulk
+    a_replay_has_a_key_of_its_own
+    replays_are_in_order_and_hold_up_nothing_newer
+    events_are_replayed_in_bulk
     a_new_version_is_used_by_later_events
     an_event_that_no_trigger_matches_is_through
     scheduled_events_come_when_they_are_due

@@ -69,8 +69,7 @@ pub(super) async fn get(
     let store = &app.api.store;
     let Some(row) = store.event(&project, message_id).await? else {
         known(&app, &project).await?;
-        let detail = format!("the project `{project}` has no event {message_id}");
-        return Err(Problem::new(Kind::UnknownEvent, detail));
+        return Err(unknown(&project, message_id));
     };
     let filter = DeliveryFilter { message_id: Some(message_id), ..DeliveryFilter::default() };
     let page = PageRequest { limit: LIMIT_MAX, ..PageRequest::default() };
@@ -85,6 +84,11 @@ pub(super) async fn get(
         attempts: attempts.into_iter().map(AttemptView::from).collect(),
         waits,
     }))
+}
+
+pub(super) fn unknown(project: &str, message_id: Uuid) -> Problem {
+    let detail = format!("the project `{project}` has no event {message_id}");
+    Problem::new(Kind::UnknownEvent, detail)
 }
 
 /// A project that nobody created may have events, which wait for it. One that

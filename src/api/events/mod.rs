@@ -1,9 +1,10 @@
-//! Events: recorded, waited for, looked up.
+//! Events: recorded, waited for, looked up, delivered again.
 
 use super::routes::Routes;
 
 mod list;
 mod record;
+mod replay;
 mod view;
 mod wait;
 mod why;
@@ -14,5 +15,7 @@ pub(super) fn routes(routes: Routes) -> Routes {
     routes
         .post("/v1/projects/{project}/events", &["wait"], record::record)
         .get("/v1/projects/{project}/events", list::FILTERS, list::list)
+        .post("/v1/projects/{project}/events/replay", &[], replay::many)
+        .post("/v1/projects/{project}/events/{messageId}/replay", &[], replay::one)
         .get("/v1/projects/{project}/events/{messageId}", &[], list::get)
 }

@@ -15,6 +15,9 @@ use crate::{
 pub(super) struct Wait {
     #[serde(skip_serializing_if = "Option::is_none")]
     trigger: Option<String>,
+    /// The number of the replay, if it is one's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    generation: Option<u32>,
     #[serde(flatten)]
     reason: Reason,
 }
@@ -91,14 +94,15 @@ pub(super) async fn waits(
             Some(None) if delivery.due_at > now => Reason::NotDue { until: delivery.due_at },
             Some(None) => Reason::Queued { lane, host: host.clone() },
         };
-        waits.push(reason.of(Some(name.clone())));
+        let generation = Some(delivery.generation).filter(|replay| *replay > 0);
+        waits.push(Wait { generation, ..reason.of(Some(name.clone())) });
     }
     Ok(waits)
 }
 
 impl Reason {
     const fn of(self, trigger: Option<String>) -> Wait {
-        Wait { trigger, reason: self }
+        Wait { trigger, generation: None, reason: self }
     }
 }
 

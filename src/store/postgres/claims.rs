@@ -14,6 +14,7 @@ use crate::{
     store::{
         Claim, Claimed, ClaimedDelivery, ClaimedEvent, Held, HostId, Recorded, Row, Seam,
         StoreError, Survey,
+        claim::proof,
         rows::{chain_of, millis},
     },
 };
@@ -370,12 +371,12 @@ impl Postgres {
              e AS (UPDATE {p}outbox o SET claimed_until = (SELECT ms FROM now) + $5
                      FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
                     WHERE o.pk = c.pk AND o.claim_id = c.id AND o.dispatched_at IS NULL
-                   RETURNING o.pk),
+                   RETURNING o.pk, o.claim_id),
              d AS (UPDATE {p}delivery d SET claimed_until = (SELECT ms FROM now) + $5
                      FROM unnest($3::bigint[], $4::uuid[]) AS c(pk, id)
                     WHERE d.id = c.pk AND d.claim_id = c.id AND d.state IN ('ready', 'blocked')
-                   RETURNING d.id)
-             SELECT false, pk FROM e UNION ALL SELECT true, id FROM d"))
+                   RETURNING d.id, d.claim_id)
+             SELECT false, pk, claim_id FROM e UNION ALL SELECT true, id, claim_id FROM d"))
         .bind(&parts.events)
         .bind(&parts.event_claims)
         .bind(&parts.deliveries)
@@ -387,9 +388,10 @@ impl Postgres {
         let mut held = std::collections::HashSet::with_capacity(rows.len());
         for row in &rows {
             let pk = get(row, 1)?;
-            held.insert(if get(row, 0)? { Row::Delivery(pk) } else { Row::Event(pk) });
+            let of = if get(row, 0)? { Row::Delivery(pk) } else { Row::Event(pk) };
+            held.insert((of, get(row, 2)?));
         }
-        let of = |claim: &&Claim| if held.contains(&claim.row) { Held::Yes } else { Held::Lost };
+        let of = |claim: &&Claim| if held.contains(&proof(claim)) { Held::Yes } else { Held::Lost };
         Ok(claims.iter().map(of).collect())
     }
 

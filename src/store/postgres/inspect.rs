@@ -29,19 +29,27 @@ const MAX_COUNT: i64 = 1_000_000;
 /// Parts of the table that one sweep looks at.
 const MAX_PARTS: usize = 20;
 
+/// Among re-driven deliveries, one that came late waits for a newer event that
+/// runs.
 macro_rules! delivery_columns {
     () => {
         "d.id, d.message_id, d.trigger_name, d.resource, d.aggregate_id, d.event_name, d.lane,
          d.generation, d.state, d.cause, d.attempts, d.due_at, d.last_kind, d.last_error,
          d.created_at, d.ended_at,
          coalesce(d.claimed_until > {p}now_ms(), false) AS claimed,
-         CASE d.state WHEN 'blocked' THEN (
+         CASE d.state WHEN 'blocked' THEN coalesce((
              SELECT b.message_id FROM {p}delivery b
               WHERE b.project_id = d.project_id AND b.resource = d.resource
                 AND b.aggregate_id = d.aggregate_id AND b.trigger_name = d.trigger_name
                 AND b.chain = d.chain AND b.state IN ('ready', 'blocked')
                 AND b.event_pk < d.event_pk
-              ORDER BY b.event_pk DESC LIMIT 1) END AS blocked_by"
+              ORDER BY b.event_pk DESC LIMIT 1), (
+             SELECT b.message_id FROM {p}delivery b
+              WHERE b.project_id = d.project_id AND b.resource = d.resource
+                AND b.aggregate_id = d.aggregate_id AND b.trigger_name = d.trigger_name
+                AND b.chain = d.chain AND b.chain > 0 AND b.state IN ('ready', 'blocked')
+                AND b.state = 'ready'
+              LIMIT 1)) END AS blocked_by"
     };
 }
 
@@ -381,30 +389,23 @@ impl Postgres {
     ) -> Result<u64, StoreError> {
         let mut gone = 0;
         for _ in 0..MAX_PARTS {
-            let row = query(self.sql.of("WITH part AS MATERIALIZED (
-                     SELECT o.pk, o.created_at < n.cut AS aged,
+            let row = query(self.sql.of("SELECT array_agg(p.pk) FILTER (WHERE p.old), max(p.pk),
+                    count(*) = $3 AND bool_and(p.aged)
+               FROM (SELECT o.pk, o.created_at < n.cut AS aged,
                             coalesce(o.dispatched_at < n.cut, false) AND NOT EXISTS (
                                 SELECT FROM {p}delivery d
                                  WHERE d.event_pk = o.pk AND d.state <> 'done') AS old
                        FROM {p}outbox o, (SELECT {p}now_ms() - $1 AS cut) n
-                      WHERE o.pk > $2 ORDER BY o.pk LIMIT $3),
-                 old AS MATERIALIZED (SELECT pk FROM part WHERE old),
-                 attempts AS (
-                     DELETE FROM {p}attempt a WHERE a.event_pk = ANY (ARRAY(SELECT pk FROM old))),
-                 deliveries AS (
-                     DELETE FROM {p}delivery d WHERE d.event_pk = ANY (ARRAY(SELECT pk FROM old))),
-                 events AS (
-                     DELETE FROM {p}outbox o WHERE o.pk = ANY (ARRAY(SELECT pk FROM old))
-                     RETURNING o.pk)
-                 SELECT (SELECT count(*) FROM events), max(pk), count(*) = $3 AND bool_and(aged)
-                   FROM part"))
+                      WHERE o.pk > $2 ORDER BY o.pk LIMIT $3) p"))
             .bind(millis(retention))
             .bind(self.swept.load(Ordering::Relaxed))
             .bind(i64::from(batch))
             .fetch_one(&self.pool)
             .await
             .map_err(fault)?;
-            gone += u64::try_from(get::<i64>(&row, 0)?).unwrap_or(0);
+            if let Some(old) = get::<Option<Vec<i64>>>(&row, 0)? {
+                gone += self.delete_events(&old).await?;
+            }
             let goes_on = get::<Option<bool>>(&row, 2)?.unwrap_or(false);
             let last: Option<i64> = get(&row, 1)?;
             let next = last.filter(|_| goes_on).unwrap_or(0);
@@ -414,6 +415,33 @@ impl Postgres {
             }
         }
         Ok(gone)
+    }
+
+    /// Deletes events and what belongs to them, but for those that are being
+    /// replayed: whoever replays holds the row, and is seen once it is locked.
+    async fn delete_events(&self, pks: &[i64]) -> Result<u64, StoreError> {
+        let mut tx = self.pool.begin().await.map_err(fault)?;
+        query(self.sql.of("SELECT pk FROM {p}outbox WHERE pk = ANY($1) ORDER BY pk FOR UPDATE"))
+            .bind(pks)
+            .execute(&mut *tx)
+            .await
+            .map_err(fault)?;
+        let gone: Vec<i64> = query_scalar(self.sql.of("DELETE FROM {p}outbox o
+              WHERE o.pk = ANY($1) AND NOT EXISTS (
+                  SELECT FROM {p}delivery d WHERE d.event_pk = o.pk AND d.state <> 'done')
+             RETURNING o.pk"))
+        .bind(pks)
+        .fetch_all(&mut *tx)
+        .await
+        .map_err(fault)?;
+        for sql in [
+            "DELETE FROM {p}attempt WHERE event_pk = ANY($1)",
+            "DELETE FROM {p}delivery WHERE event_pk = ANY($1)",
+        ] {
+            query(self.sql.of(sql)).bind(&gone).execute(&mut *tx).await.map_err(fault)?;
+        }
+        tx.commit().await.map_err(fault)?;
+        Ok(gone.len() as u64)
     }
 }
 

@@ -22,6 +22,7 @@ mod inspect;
 mod lanes;
 mod plugins;
 mod redrive;
+mod replay;
 mod settle;
 mod state;
 mod traits;

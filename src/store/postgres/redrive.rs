@@ -1,5 +1,7 @@
 //! Dead letters and what sets them in motion again.
 
+use std::collections::{BTreeSet, HashSet};
+
 use sqlx::{
     PgConnection, Postgres as Db,
     postgres::{PgArguments, PgRow},
@@ -12,13 +14,13 @@ use uuid::Uuid;
 use super::{
     Postgres,
     claims::{get, named},
-    fault,
+    column, fault,
 };
 use crate::{
     model::outcome::FailureKind,
     store::{
-        DeadLetterFilter, Operation, OperationKind, OperationState, Requeued, StoreError,
-        rows::{from_json, to_json},
+        Chain, DeadLetterFilter, Operation, OperationFilter, OperationKind, OperationState,
+        ReplayCounts, Requeued, StoreError, rows::to_json,
     },
 };
 
@@ -68,39 +70,62 @@ impl Postgres {
         if ours.is_none() {
             return Ok(Requeued::Unknown);
         }
-        self.requeue_all(&mut tx, &[id]).await?;
+        if self.requeue_all(&mut tx, project, &[id]).await? == 0 {
+            return Ok(Requeued::Open);
+        }
         tx.commit().await.map_err(fault)?;
         self.wake.ring();
         Ok(Requeued::Yes)
     }
 
-    /// Gives locked dead letters new attempts. They are ordered among
-    /// themselves, and block nothing newer: the first of a key runs, unless
-    /// one that was re-driven before is still open.
-    async fn requeue_all(&self, db: &mut PgConnection, ids: &[i64]) -> Result<(), StoreError> {
-        let rows = query(self.sql.of("SELECT d.id FROM {p}delivery d
+    /// Gives locked dead letters new attempts, but for those whose event is
+    /// being delivered to their trigger again already. They are ordered among
+    /// themselves, and block nothing newer: the first of a key runs, unless one
+    /// that was re-driven before is still open. Answers how many there are.
+    async fn requeue_all(
+        &self,
+        db: &mut PgConnection,
+        project: &str,
+        ids: &[i64],
+    ) -> Result<i64, StoreError> {
+        self.redrive_turn(db, project).await?;
+        let rows = query(self.sql.of("SELECT DISTINCT ON (d.event_pk, d.trigger_name)
+                    d.id, d.resource, d.aggregate_id, d.trigger_name, d.chain > 0
+               FROM {p}delivery d
               WHERE d.id = ANY($1) AND NOT EXISTS (
                   SELECT FROM {p}delivery o
-                   WHERE o.project_id = d.project_id AND o.resource = d.resource
-                     AND o.aggregate_id = d.aggregate_id AND o.trigger_name = d.trigger_name
-                     AND o.chain = 2 AND o.state IN ('ready', 'blocked'))"))
+                   WHERE o.event_pk = d.event_pk AND o.trigger_name = d.trigger_name
+                     AND o.state IN ('ready', 'blocked'))
+              ORDER BY d.event_pk, d.trigger_name, d.generation"))
         .bind(ids)
         .fetch_all(&mut *db)
         .await
         .map_err(fault)?;
-        let first = rows.iter().map(|row| get(row, 0)).collect::<Result<Vec<i64>, _>>()?;
+        let mut letters = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let key = (project, get::<&str>(row, 1)?, get::<&str>(row, 2)?, get::<&str>(row, 3)?);
+            letters.push((get::<i64>(row, 0)?, key, get::<bool>(row, 4)?));
+        }
+        let keys: BTreeSet<_> = letters.iter().filter(|l| l.2).map(|l| l.1).collect();
+        let keys: Vec<_> = keys.into_iter().collect();
+        let last = self.lock_last(db, &keys, Chain::Redriven).await?;
+        let mut waiting: HashSet<_> = last.iter().map(|k| (&*k.0, &*k.1, &*k.2, &*k.3)).collect();
+        let blocked: Vec<bool> =
+            letters.iter().map(|(_, key, ordered)| *ordered && !waiting.insert(*key)).collect();
         query(self.sql.of("UPDATE {p}delivery d
-                SET state = CASE WHEN d.chain = 0 THEN 'ready' ELSE 'blocked' END,
+                SET state = CASE WHEN r.blocked THEN 'blocked' ELSE 'ready' END,
                     chain = CASE WHEN d.chain = 0 THEN 0 ELSE 2 END,
                     attempts = 0, claims = (d.last_kind IS NOT DISTINCT FROM 'hostDeath')::int,
                     trials = 0, due_at = {p}now_ms(), ended_at = NULL,
                     claim_id = NULL, claimed_until = NULL
-              WHERE d.id = ANY($1)"))
-        .bind(ids)
-        .execute(&mut *db)
+               FROM unnest($1::bigint[], $2::bool[]) AS r(id, blocked)
+              WHERE d.id = r.id"))
+        .bind(column(&letters, |l| l.0))
+        .bind(&blocked)
+        .execute(db)
         .await
         .map_err(fault)?;
-        self.release_successors(db, &first).await
+        Ok(i64::try_from(letters.len()).unwrap_or(i64::MAX))
     }
 
     pub(super) async fn purge_one(&self, project: &str, id: i64) -> Result<bool, StoreError> {
@@ -147,7 +172,7 @@ impl Postgres {
         ))
         .bind(Uuid::new_v4())
         .bind(project)
-        .bind(kind_name(kind))
+        .bind(kind.name())
         .bind(to_json(filter)?)
         .bind(limit)
         .bind(total)
@@ -189,7 +214,8 @@ impl Postgres {
 
     pub(super) async fn advance_one(&self, batch: u32) -> Result<bool, StoreError> {
         let mut tx = self.pool.begin().await.map_err(fault)?;
-        let row = query(self.sql.of("SELECT * FROM {p}operation WHERE state = 'running'
+        let row = query(self.sql.of("SELECT * FROM {p}operation
+              WHERE state = 'running' AND kind IN ('requeue', 'purge')
               ORDER BY created_at LIMIT 1 FOR UPDATE SKIP LOCKED"))
         .fetch_optional(&mut *tx)
         .await
@@ -203,7 +229,7 @@ impl Postgres {
             " AND d.id > $8 AND d.id <= $9 ORDER BY d.id LIMIT $10 FOR UPDATE"
         );
         let take = i64::from(batch).min(left.max(0));
-        let rows = bind_filter(query(self.sql.of(sql)), &work.project, &work.filter)
+        let rows = bind_filter(query(self.sql.of(sql)), &work.project, work.filter.dead_letters()?)
             .bind(work.cursor)
             .bind(work.last)
             .bind(take)
@@ -212,9 +238,14 @@ impl Postgres {
             .map_err(fault)?;
         let ids = rows.iter().map(|row| get(row, 0)).collect::<Result<Vec<i64>, _>>()?;
         let found = i64::try_from(ids.len()).unwrap_or(i64::MAX);
+        let mut counts = ReplayCounts::default();
         match work.kind {
             _ if ids.is_empty() => {}
-            OperationKind::RequeueDeadLetters => self.requeue_all(&mut tx, &ids).await?,
+            OperationKind::ReplayEvents => {}
+            OperationKind::RequeueDeadLetters => {
+                counts.deliveries = self.requeue_all(&mut tx, &work.project, &ids).await?;
+                counts.open = found - counts.deliveries;
+            }
             OperationKind::PurgeDeadLetters => {
                 query(self.sql.of("DELETE FROM {p}delivery WHERE id = ANY($1)"))
                     .bind(&ids)
@@ -226,13 +257,16 @@ impl Postgres {
         let through = found < i64::from(batch) || found >= left;
         query(self.sql.of(
             "UPDATE {p}operation SET done = done + $2, position = $3, updated_at = {p}now_ms(),
-                    state = CASE WHEN $4 THEN 'done' ELSE state END
+                    state = CASE WHEN $4 THEN 'done' ELSE state END,
+                    deliveries = deliveries + $5, open = open + $6
               WHERE id = $1",
         ))
         .bind(work.id)
         .bind(found)
         .bind(ids.last().copied().unwrap_or(work.cursor))
         .bind(through)
+        .bind(counts.deliveries)
+        .bind(counts.open)
         .execute(&mut *tx)
         .await
         .map_err(fault)?;
@@ -320,30 +354,22 @@ impl Postgres {
     }
 }
 
-const fn kind_name(kind: OperationKind) -> &'static str {
-    match kind {
-        OperationKind::RequeueDeadLetters => "requeue",
-        OperationKind::PurgeDeadLetters => "purge",
-    }
-}
-
-fn operation(row: &PgRow) -> Result<Operation, StoreError> {
+pub(super) fn operation(row: &PgRow) -> Result<Operation, StoreError> {
+    let kind = OperationKind::parse(named(row, "kind")?)?;
     Ok(Operation {
         id: named(row, "id")?,
         project: named(row, "project_id")?,
-        kind: match named(row, "kind")? {
-            "requeue" => OperationKind::RequeueDeadLetters,
-            _ => OperationKind::PurgeDeadLetters,
-        },
-        filter: from_json("a filter", named(row, "filter_json")?)?,
+        kind,
+        filter: OperationFilter::parse(kind, named(row, "filter_json")?)?,
         limit: named(row, "max_items")?,
-        state: match named(row, "state")? {
-            "running" => OperationState::Running,
-            "cancelled" => OperationState::Cancelled,
-            _ => OperationState::Done,
-        },
+        state: OperationState::parse(named(row, "state")?),
         total: named(row, "total")?,
         done: named(row, "done")?,
+        counts: ReplayCounts {
+            deliveries: named(row, "deliveries")?,
+            open: named(row, "open")?,
+            pending: named(row, "pending")?,
+        },
         created_at: named(row, "created_at")?,
         updated_at: named(row, "updated_at")?,
         cursor: named(row, "position")?,

@@ -19,9 +19,11 @@ use crate::{
         outcome::FailureKind,
     },
     store::{
-        Claim, End, Row, Settled, Settlement, Spill, StoreError,
+        Chain, Claim, End, Row, Settled, Settlement, Spill, StoreError,
+        claim::{Proof, proof},
         overlay::Needs,
-        rows::{millis, to_json},
+        replay::Key,
+        rows::{chain_code, millis, to_json},
     },
 };
 
@@ -56,9 +58,11 @@ impl Postgres {
         db: &mut PgConnection,
         group: &[Settlement],
     ) -> Result<Vec<Settled>, StoreError> {
-        let held = self.lock_held(db, group).await?;
-        let mut verdicts: Vec<Option<Settled>> =
-            group.iter().map(|s| (!held.contains(&s.claim.row)).then_some(Settled::Lost)).collect();
+        let mut held = self.lock_held(db, group).await?;
+        let mut verdicts: Vec<Option<Settled>> = group
+            .iter()
+            .map(|s| (!held.remove(&proof(&s.claim))).then_some(Settled::Lost))
+            .collect();
         let still = |verdicts: &[Option<Settled>]| -> Vec<&Settlement> {
             group.iter().zip(verdicts).filter(|(_, v)| v.is_none()).map(|(s, _)| s).collect()
         };
@@ -87,28 +91,29 @@ impl Postgres {
         &self,
         db: &mut PgConnection,
         group: &[Settlement],
-    ) -> Result<HashSet<Row>, StoreError> {
+    ) -> Result<HashSet<Proof>, StoreError> {
         let claims: Vec<&Claim> = column(group, |s| &*s.claim);
         let parts = Parts::of(&claims);
         let mut held = HashSet::with_capacity(group.len());
         if !parts.events.is_empty() {
-            let rows =
-                query(self.sql.of("SELECT o.pk FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
+            let rows = query(self.sql.of(
+                "SELECT o.pk, c.id FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
                    JOIN {p}outbox o ON o.pk = c.pk
                   WHERE o.claim_id = c.id AND o.dispatched_at IS NULL
-                    FOR NO KEY UPDATE OF o"))
-                .bind(&parts.events)
-                .bind(&parts.event_claims)
-                .fetch_all(&mut *db)
-                .await
-                .map_err(fault)?;
+                    FOR NO KEY UPDATE OF o",
+            ))
+            .bind(&parts.events)
+            .bind(&parts.event_claims)
+            .fetch_all(&mut *db)
+            .await
+            .map_err(fault)?;
             for row in &rows {
-                held.insert(Row::Event(get(row, 0)?));
+                held.insert((Row::Event(get(row, 0)?), get(row, 1)?));
             }
         }
         if !parts.deliveries.is_empty() {
             let rows = query(self.sql.of(
-                "SELECT d.id FROM unnest($1::bigint[], $2::uuid[]) AS c(id, claim)
+                "SELECT d.id, c.claim FROM unnest($1::bigint[], $2::uuid[]) AS c(id, claim)
                    JOIN {p}delivery d ON d.id = c.id
                   WHERE d.claim_id = c.claim AND d.state IN ('ready', 'blocked')
                     FOR NO KEY UPDATE OF d",
@@ -119,7 +124,7 @@ impl Postgres {
             .await
             .map_err(fault)?;
             for row in &rows {
-                held.insert(Row::Delivery(get(row, 0)?));
+                held.insert((Row::Delivery(get(row, 0)?), get(row, 1)?));
             }
         }
         Ok(held)
@@ -299,8 +304,7 @@ impl Postgres {
     }
 
     /// Locks the last open delivery of each key that an ordered spill joins,
-    /// and answers the keys that have one. Whoever ends that delivery does so
-    /// before, and it isn't found, or waits, and finds the spill to release.
+    /// and answers the keys that have one.
     async fn lock_predecessors(
         &self,
         db: &mut PgConnection,
@@ -311,26 +315,39 @@ impl Postgres {
             .filter(|(_, spill)| spill.ordered && !spill.dead)
             .map(|(e, s)| (&*e.project, &*e.resource, &*e.aggregate_id, &*s.trigger))
             .collect();
+        self.lock_last(db, &keys.into_iter().collect::<Vec<_>>(), Chain::Events).await
+    }
+
+    /// Locks the last open delivery of each of these keys in a chain, and
+    /// answers the keys that have one. Whoever ends that delivery does so
+    /// before, and it isn't found, or waits, and finds what joins the chain to
+    /// release.
+    pub(super) async fn lock_last(
+        &self,
+        db: &mut PgConnection,
+        keys: &[Key<'_>],
+        chain: Chain,
+    ) -> Result<Vec<(String, String, String, String)>, StoreError> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let keys: Vec<_> = keys.into_iter().collect();
         let rows = query(self.sql.of("SELECT k.project, k.resource, k.aggregate, k.trigger
                FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
                     AS k(project, resource, aggregate, trigger), LATERAL (
                  SELECT FROM {p}delivery d
                   WHERE d.state IN ('ready', 'blocked') AND d.chain > 0
                     AND (d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain)
-                      >= (k.project, k.resource, k.aggregate, k.trigger, 1)
+                      >= (k.project, k.resource, k.aggregate, k.trigger, $5)
                     AND (d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain)
-                      <= (k.project, k.resource, k.aggregate, k.trigger, 1)
+                      <= (k.project, k.resource, k.aggregate, k.trigger, $5)
                   ORDER BY d.project_id DESC, d.resource DESC, d.aggregate_id DESC,
                            d.trigger_name DESC, d.chain DESC, d.event_pk DESC
                   LIMIT 1 FOR NO KEY UPDATE) p"))
-        .bind(column(&keys, |k| k.0) as Texts)
-        .bind(column(&keys, |k| k.1) as Texts)
-        .bind(column(&keys, |k| k.2) as Texts)
-        .bind(column(&keys, |k| k.3) as Texts)
+        .bind(column(keys, |k| k.0) as Texts)
+        .bind(column(keys, |k| k.1) as Texts)
+        .bind(column(keys, |k| k.2) as Texts)
+        .bind(column(keys, |k| k.3) as Texts)
+        .bind(chain_code(chain))
         .fetch_all(db)
         .await
         .map_err(fault)?;

@@ -16,10 +16,10 @@ use crate::{
     },
     store::{
         ApiKey, AttemptFilter, Claim, Claimed, ClaimedDelivery, ClaimedEvent, Control,
-        ControlVersion, DeadLetterFilter, Definitions, DeliveryFilter, DeliveryRow, EventFilter,
-        EventRow, Held, HostId, HostInfo, Inspect, KeyRow, Operation, OperationKind, Page,
-        PageRequest, Project, Queue, Recorded, Requeued, Seam, Settled, Settlement, StateEntry,
-        Status, StoreError, Survey, TriggerGone,
+        ControlVersion, DeadLetterFilter, Definitions, DeliveryFilter, DeliveryRow, Destination,
+        EventFilter, EventRow, Held, HostId, HostInfo, Inspect, KeyRow, Operation, OperationKind,
+        Page, PageRequest, Project, Queue, Recorded, ReplayBatch, ReplayFilter, Replayed, Requeued,
+        Seam, Settled, Settlement, StateEntry, Status, StoreError, Survey, TriggerGone,
     },
 };
 
@@ -190,6 +190,35 @@ impl Inspect for Postgres {
     }
     async fn advance(&self, batch: u32) -> Result<bool, StoreError> {
         self.advance_one(batch).await
+    }
+    async fn replay(
+        &self,
+        project: &str,
+        message_id: Uuid,
+        to: &[Destination],
+    ) -> Result<Replayed, StoreError> {
+        self.replay_one(project, message_id, to).await
+    }
+    async fn count_events(&self, project: &str, filter: &ReplayFilter) -> Result<i64, StoreError> {
+        self.event_count(project, filter).await
+    }
+    async fn start_replay(
+        &self,
+        project: &str,
+        filter: &ReplayFilter,
+        limit: Option<i64>,
+    ) -> Result<Operation, StoreError> {
+        self.begin_replay(project, filter, limit).await
+    }
+    async fn replay_batch(&self, batch: u32) -> Result<Option<ReplayBatch>, StoreError> {
+        self.next_replay(batch).await
+    }
+    async fn replay_part(
+        &self,
+        batch: &ReplayBatch,
+        to: &[Vec<Destination>],
+    ) -> Result<(), StoreError> {
+        self.write_replay(batch, to).await
     }
     async fn count_deliveries(&self, project: &str, trigger: &str) -> Result<i64, StoreError> {
         self.delivery_count(project, trigger).await

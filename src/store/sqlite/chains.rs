@@ -13,8 +13,7 @@ use crate::{
     },
 };
 
-/// Project, resource, aggregate and trigger.
-pub(super) type Key<'a> = (&'a str, &'a str, &'a str, &'a str);
+pub(super) use crate::store::replay::Key;
 
 /// For each claimed event, the triggers that have an open delivery of its key.
 pub(super) struct Open {
@@ -140,8 +139,9 @@ impl Sqlite {
         Ok(released.rows_affected())
     }
 
-    /// Gives dead letters new attempts. They are ordered among themselves, and
-    /// block nothing newer.
+    /// Gives dead letters new attempts, but for those whose event is being
+    /// delivered to their trigger again already. They are ordered among
+    /// themselves, and block nothing newer. Answers how many there are.
     pub(super) async fn requeue_all(
         &self,
         db: &mut SqliteConnection,
@@ -149,16 +149,26 @@ impl Sqlite {
         ids: &[i64],
     ) -> Result<u64, StoreError> {
         let rows = query(self.sql.of(
-            "SELECT id, project_id, resource, aggregate_id, trigger_name, chain FROM {p}delivery
-              WHERE id IN (SELECT value FROM json_each(?1)) AND state = 'dead'
-              ORDER BY event_pk, id",
+            "SELECT d.id, d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain,
+                    d.event_pk
+               FROM {p}delivery d
+              WHERE d.id IN (SELECT value FROM json_each(?1)) AND d.state = 'dead'
+                AND NOT EXISTS (SELECT 1 FROM {p}delivery o
+                                 WHERE o.event_pk = d.event_pk AND o.trigger_name = d.trigger_name
+                                   AND o.state IN ('ready', 'blocked'))
+              ORDER BY d.event_pk, d.generation",
         ))
         .bind(to_json(&ids)?)
         .fetch_all(&mut *db)
         .await
         .map_err(fault)?;
         let mut letters = Vec::with_capacity(rows.len());
+        let mut pairs = HashSet::with_capacity(rows.len());
         for row in &rows {
+            // Of two letters of one pair, the older one goes first.
+            if !pairs.insert((get::<i64>(row, 6)?, text(row, 4)?)) {
+                continue;
+            }
             let key = (text(row, 1)?, text(row, 2)?, text(row, 3)?, text(row, 4)?);
             letters.push((get::<i64>(row, 0)?, key, get::<i64>(row, 5)? > 0));
         }

@@ -8,13 +8,14 @@ use uuid::Uuid;
 use super::{
     LANE, Sqlite, count,
     events::{EVENT_COLUMNS, event, event_columns},
-    fault, get, now_ms, text,
+    fault, get, id, now_ms, text,
     writer::Tx,
 };
 use crate::{
     model::{Lane, UnixMillis},
     store::{
         Claim, Claimed, ClaimedDelivery, ClaimedEvent, Held, HostId, Row, Seam, StoreError,
+        claim::proof,
         rows::{chain_of, millis, to_json},
     },
 };
@@ -286,7 +287,7 @@ impl Sqlite {
                 now_ms!(),
                 " FROM json_each(?1) c
                   WHERE pk = c.value ->> 0 AND claim_id = c.value ->> 1 AND dispatched_at IS NULL
-                 RETURNING pk"
+                 RETURNING pk, claim_id"
             )))
             .bind(events)
             .bind(millis(lease))
@@ -294,7 +295,7 @@ impl Sqlite {
             .await
             .map_err(fault)?;
             for row in &rows {
-                held.insert(Row::Event(get(row, 0)?));
+                held.insert((Row::Event(get(row, 0)?), id(row, 1)?));
             }
         }
         if let Some(deliveries) = &parts.deliveries {
@@ -304,7 +305,7 @@ impl Sqlite {
                 " FROM json_each(?1) c
                   WHERE {p}delivery.id = c.value ->> 0 AND claim_id = c.value ->> 1
                     AND state IN ('ready', 'blocked')
-                 RETURNING id"
+                 RETURNING id, claim_id"
             )))
             .bind(deliveries)
             .bind(millis(lease))
@@ -312,11 +313,11 @@ impl Sqlite {
             .await
             .map_err(fault)?;
             for row in &rows {
-                held.insert(Row::Delivery(get(row, 0)?));
+                held.insert((Row::Delivery(get(row, 0)?), id(row, 1)?));
             }
         }
         tx.commit().await?;
-        let of = |claim: &&Claim| if held.contains(&claim.row) { Held::Yes } else { Held::Lost };
+        let of = |claim: &&Claim| if held.contains(&proof(claim)) { Held::Yes } else { Held::Lost };
         Ok(claims.iter().map(of).collect())
     }
 

@@ -76,20 +76,27 @@ macro_rules! by_id {
 }
 pub(super) use by_id;
 
-/// The columns of [`delivery_row`], of a table called `d`, at `?5`.
+/// The columns of [`delivery_row`], of a table called `d`, at `?5`. Among
+/// re-driven deliveries, one that came late waits for a newer event that runs.
 macro_rules! delivery_columns {
     () => {
         "d.id, d.message_id, d.trigger_name, d.resource, d.aggregate_id, d.event_name, d.lane,
          d.generation, d.state, d.cause, d.attempts, d.due_at,
          d.claim_id IS NOT NULL AND d.claimed_until >= ?5, d.last_kind, d.last_error,
          d.created_at, d.ended_at,
-         CASE d.state WHEN 'blocked' THEN (
+         CASE d.state WHEN 'blocked' THEN coalesce((
              SELECT b.message_id FROM {p}delivery b INDEXED BY {p}delivery_run
               WHERE b.project_id = d.project_id AND b.resource = d.resource
                 AND b.aggregate_id = d.aggregate_id AND b.trigger_name = d.trigger_name
                 AND b.chain = d.chain AND b.state IN ('ready', 'blocked') AND b.chain > 0
                 AND b.event_pk < d.event_pk
-              ORDER BY b.event_pk DESC LIMIT 1) END"
+              ORDER BY b.event_pk DESC LIMIT 1), (
+             SELECT b.message_id FROM {p}delivery b INDEXED BY {p}delivery_run
+              WHERE b.project_id = d.project_id AND b.resource = d.resource
+                AND b.aggregate_id = d.aggregate_id AND b.trigger_name = d.trigger_name
+                AND b.chain = d.chain AND b.state IN ('ready', 'blocked') AND b.chain > 0
+                AND b.state = 'ready'
+              LIMIT 1)) END"
     };
 }
 

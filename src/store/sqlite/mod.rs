@@ -40,6 +40,7 @@ mod lists;
 mod lock;
 mod operations;
 mod plugins;
+mod replay;
 mod settle;
 mod state;
 mod status;

@@ -11,8 +11,8 @@ use super::{
 use crate::{
     model::outcome::FailureKind,
     store::{
-        DeadLetterFilter, Operation, OperationKind, OperationState, Requeued, StoreError,
-        rows::{from_json, to_json},
+        DeadLetterFilter, Operation, OperationFilter, OperationKind, OperationState, ReplayCounts,
+        Requeued, StoreError, rows::to_json,
     },
 };
 
@@ -23,9 +23,10 @@ const BATCH: i64 = 2_000;
 macro_rules! operation_columns {
     () => {
         "id, project_id, kind, filter_json, max_items, state, total, done, created_at, updated_at,
-         position, last_id"
+         position, last_id, deliveries, open, pending"
     };
 }
+pub(super) use operation_columns;
 
 impl Sqlite {
     pub(super) async fn requeue_one(&self, project: &str, id: i64) -> Result<Requeued, StoreError> {
@@ -43,7 +44,9 @@ impl Sqlite {
             return Ok(Requeued::Unknown);
         }
         let now = now(&mut tx).await?;
-        self.requeue_all(&mut tx, now, &[id]).await?;
+        if self.requeue_all(&mut tx, now, &[id]).await? == 0 {
+            return Ok(Requeued::Open);
+        }
         tx.commit().await?;
         self.wake.ring();
         Ok(Requeued::Yes)
@@ -113,7 +116,7 @@ impl Sqlite {
         )))
         .bind(Uuid::new_v4().to_string())
         .bind(project)
-        .bind(kind_name(kind))
+        .bind(kind.name())
         .bind(to_json(filter)?)
         .bind(limit)
         .bind(limit.map_or(total, |limit| limit.min(total)))
@@ -135,7 +138,7 @@ impl Sqlite {
         Ok(found.filter(|operation| operation.project == project))
     }
 
-    async fn find_operation(
+    pub(super) async fn find_operation(
         &self,
         db: &mut SqliteConnection,
         id: Uuid,
@@ -171,7 +174,8 @@ impl Sqlite {
         let row = query(self.sql.of(concat!(
             "SELECT ",
             operation_columns!(),
-            " FROM {p}operation WHERE state = 'running' ORDER BY updated_at, id LIMIT 1"
+            " FROM {p}operation WHERE state = 'running' AND kind IN ('requeue', 'purge')
+              ORDER BY updated_at, id LIMIT 1"
         )))
         .fetch_optional(&self.readers)
         .await
@@ -190,27 +194,38 @@ impl Sqlite {
             return Ok(true);
         }
         let now = now(&mut tx).await?;
-        let done = match work.kind {
-            OperationKind::RequeueDeadLetters => self.requeue_all(&mut tx, now, &found).await?,
-            OperationKind::PurgeDeadLetters => query(self.sql.of("DELETE FROM {p}delivery
-                  WHERE id IN (SELECT value FROM json_each(?1)) AND state = 'dead'"))
-            .bind(to_json(&found)?)
-            .execute(&mut *tx)
-            .await
-            .map_err(fault)?
-            .rows_affected(),
-        };
-        let done = i64::try_from(done).unwrap_or(i64::MAX);
         let seen = i64::try_from(found.len()).unwrap_or(i64::MAX);
+        let mut counts = ReplayCounts::default();
+        let done = match work.kind {
+            OperationKind::ReplayEvents => 0,
+            OperationKind::RequeueDeadLetters => {
+                let requeued = self.requeue_all(&mut tx, now, &found).await?;
+                counts.deliveries = i64::try_from(requeued).unwrap_or(i64::MAX);
+                counts.open = seen - counts.deliveries;
+                seen
+            }
+            OperationKind::PurgeDeadLetters => {
+                let gone = query(self.sql.of("DELETE FROM {p}delivery
+                      WHERE id IN (SELECT value FROM json_each(?1)) AND state = 'dead'"))
+                .bind(to_json(&found)?)
+                .execute(&mut *tx)
+                .await
+                .map_err(fault)?;
+                i64::try_from(gone.rows_affected()).unwrap_or(i64::MAX)
+            }
+        };
         query(self.sql.of("UPDATE {p}operation
                 SET done = done + ?2, position = ?3, updated_at = ?4,
-                    state = CASE WHEN ?5 THEN 'done' ELSE state END
+                    state = CASE WHEN ?5 THEN 'done' ELSE state END,
+                    deliveries = deliveries + ?6, open = open + ?7
               WHERE id = ?1"))
         .bind(work.id.to_string())
         .bind(done)
         .bind(found.last().copied().unwrap_or(work.cursor))
         .bind(now)
         .bind(seen < i64::from(batch) && seen < left || done >= left)
+        .bind(counts.deliveries)
+        .bind(counts.open)
         .execute(&mut *tx)
         .await
         .map_err(fault)?;
@@ -229,7 +244,7 @@ impl Sqlite {
             "ASC",
             concat!("d.id <= ?5 AND ", dead_wanted!())
         );
-        let filter = &work.filter;
+        let filter = work.filter.dead_letters()?;
         let rows = query(self.sql.of(sql))
             .bind(&work.project)
             .bind(filter.trigger.as_deref())
@@ -335,30 +350,22 @@ impl Sqlite {
     }
 }
 
-const fn kind_name(kind: OperationKind) -> &'static str {
-    match kind {
-        OperationKind::RequeueDeadLetters => "requeue",
-        OperationKind::PurgeDeadLetters => "purge",
-    }
-}
-
-fn operation(row: &SqliteRow) -> Result<Operation, StoreError> {
+pub(super) fn operation(row: &SqliteRow) -> Result<Operation, StoreError> {
+    let kind = OperationKind::parse(get(row, 2)?)?;
     Ok(Operation {
         id: id(row, 0)?,
         project: text(row, 1)?,
-        kind: match get(row, 2)? {
-            "requeue" => OperationKind::RequeueDeadLetters,
-            _ => OperationKind::PurgeDeadLetters,
-        },
-        filter: from_json("a filter", get(row, 3)?)?,
+        kind,
+        filter: OperationFilter::parse(kind, get(row, 3)?)?,
         limit: get(row, 4)?,
-        state: match get(row, 5)? {
-            "running" => OperationState::Running,
-            "cancelled" => OperationState::Cancelled,
-            _ => OperationState::Done,
-        },
+        state: OperationState::parse(get(row, 5)?),
         total: get(row, 6)?,
         done: get(row, 7)?,
+        counts: ReplayCounts {
+            deliveries: get(row, 12)?,
+            open: get(row, 13)?,
+            pending: get(row, 14)?,
+        },
         created_at: get(row, 8)?,
         updated_at: get(row, 9)?,
         cursor: get(row, 10)?,

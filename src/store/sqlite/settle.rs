@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 
 use sqlx::{SqliteConnection, query};
 
-use super::{Sqlite, chains::Key, claims::Parts, fault, get, now};
+use super::{Sqlite, chains::Key, claims::Parts, fault, get, id, now};
 use crate::{
     model::{
         UnixMillis,
@@ -16,6 +16,7 @@ use crate::{
     },
     store::{
         Chain, Claim, End, Row, Settled, Settlement, Spill, StoreError,
+        claim::{Proof, proof},
         overlay::Needs,
         rows::{to_json, totals},
     },
@@ -55,9 +56,11 @@ impl Sqlite {
         db: &mut SqliteConnection,
         group: &[Settlement],
     ) -> Result<(Vec<Settled>, bool), StoreError> {
-        let held = self.still_held(db, group).await?;
-        let mut verdicts: Vec<Option<Settled>> =
-            group.iter().map(|s| (!held.contains(&s.claim.row)).then_some(Settled::Lost)).collect();
+        let mut held = self.still_held(db, group).await?;
+        let mut verdicts: Vec<Option<Settled>> = group
+            .iter()
+            .map(|s| (!held.remove(&proof(&s.claim))).then_some(Settled::Lost))
+            .collect();
         let still = |verdicts: &[Option<Settled>]| -> Vec<&Settlement> {
             group.iter().zip(verdicts).filter(|(_, v)| v.is_none()).map(|(s, _)| s).collect()
         };
@@ -94,33 +97,36 @@ impl Sqlite {
         &self,
         db: &mut SqliteConnection,
         group: &[Settlement],
-    ) -> Result<HashSet<Row>, StoreError> {
+    ) -> Result<HashSet<Proof>, StoreError> {
         let claims: Vec<&Claim> = group.iter().map(|s| &*s.claim).collect();
         let parts = Parts::of(&claims)?;
         let mut held = HashSet::with_capacity(group.len());
         if let Some(events) = parts.events {
-            let rows = query(self.sql.of("SELECT o.pk FROM json_each(?1) c CROSS JOIN {p}outbox o
+            let rows = query(self.sql.of(
+                "SELECT o.pk, o.claim_id FROM json_each(?1) c CROSS JOIN {p}outbox o
                   WHERE o.pk = c.value ->> 0 AND o.claim_id = c.value ->> 1
-                    AND o.dispatched_at IS NULL"))
+                    AND o.dispatched_at IS NULL",
+            ))
             .bind(events)
             .fetch_all(&mut *db)
             .await
             .map_err(fault)?;
             for row in &rows {
-                held.insert(Row::Event(get(row, 0)?));
+                held.insert((Row::Event(get(row, 0)?), id(row, 1)?));
             }
         }
         if let Some(deliveries) = parts.deliveries {
-            let rows =
-                query(self.sql.of("SELECT d.id FROM json_each(?1) c CROSS JOIN {p}delivery d
+            let rows = query(self.sql.of(
+                "SELECT d.id, d.claim_id FROM json_each(?1) c CROSS JOIN {p}delivery d
                   WHERE d.id = c.value ->> 0 AND d.claim_id = c.value ->> 1
-                    AND d.state IN ('ready', 'blocked')"))
-                .bind(deliveries)
-                .fetch_all(&mut *db)
-                .await
-                .map_err(fault)?;
+                    AND d.state IN ('ready', 'blocked')",
+            ))
+            .bind(deliveries)
+            .fetch_all(&mut *db)
+            .await
+            .map_err(fault)?;
             for row in &rows {
-                held.insert(Row::Delivery(get(row, 0)?));
+                held.insert((Row::Delivery(get(row, 0)?), id(row, 1)?));
             }
         }
         Ok(held)

@@ -70,7 +70,7 @@ async fn a_client_that_sends_everything_first_gets_its_answer() {
         (events, "or_wrong", 401, "wrong-key"),
         ("/v1/nope", ADMIN, 404, "unknown-path"),
         ("/v1/projects/shop", ADMIN, 405, "method-not-allowed"),
-        ("/v1/projects/shop/events/replay", ADMIN, 501, "not-supported"),
+        ("/v1/projects/shop/triggers/t/try", ADMIN, 501, "not-supported"),
     ] {
         let mut raw = Raw::connect(&server).await;
         raw.send(&head(path, key, &length), &body).await;

@@ -20,7 +20,7 @@ const DEAD: &str = "/v1/projects/shop/dead-letters";
 const LEASE: Duration = Duration::from_mins(1);
 
 /// Records events and lets the trigger `mail` die of each.
-async fn die(server: &Server, count: usize) {
+pub(super) async fn die(server: &Server, count: usize) {
     let store = &server.store;
     let event = |n| NewEvent::new("shop", "order", format!("o-{n}"), "order.placed", "{}");
     let events: Vec<NewEvent> = (0..count).map(event).collect();
@@ -59,7 +59,7 @@ async fn die(server: &Server, count: usize) {
     store.yield_lanes(host, &lanes).await.unwrap();
 }
 
-async fn shop() -> Server {
+pub(super) async fn shop() -> Server {
     let server = Server::with_project("shop").await;
     server.push("/v1/projects/shop/plugins/mail", guests::probe()).await.expect(201);
     let trigger = json!({ "match": {}, "target": { "plugin": "mail" } });
@@ -68,7 +68,7 @@ async fn shop() -> Server {
 }
 
 /// Looks at an operation until it has ended.
-async fn ended(server: &Server, accepted: &Answer) -> Value {
+pub(super) async fn ended(server: &Server, accepted: &Answer) -> Value {
     let path = accepted.header("location");
     for _ in 0..200 {
         let operation = server.get(path).await.expect(200).body;

@@ -92,6 +92,16 @@ const DEFINITIONS: &[Case] = &[
     ("POST", "/v1/projects/shop/dead-letters/purge", r#"{"limit":0}"#, 422, "invalid", "`limit`"),
     ("POST", "/v1/projects/shop/dead-letters/purge", r#"{"triger":"t"}"#, 422, "invalid", "triger"),
     ("POST", "/v1/projects/shop/dead-letters/purge", r#"{"trigger":"\u0000"}"#, 422, "invalid", "`trigger`"),
+    ("POST", "/v1/projects/shop/events/replay", "", 400, "bad-json", "empty"),
+    ("POST", "/v1/projects/shop/events/replay", r#"{"limit":0}"#, 422, "invalid", "`limit`"),
+    ("POST", "/v1/projects/shop/events/replay", r#"{"resourc":"r"}"#, 422, "invalid", "resourc"),
+    ("POST", "/v1/projects/shop/events/replay", r#"{"resource":"\u0000"}"#, 422, "invalid", "`resource`"),
+    ("POST", "/v1/projects/shop/events/replay", r#"{"trigger":"t"}"#, 404, "unknown-trigger", "`t`"),
+    ("POST", "/v1/projects/nope/events/replay", "{}", 404, "unknown-project", "`nope`"),
+    ("POST", "/v1/projects/shop/events/17/replay", "", 400, "bad-path", "17"),
+    ("POST", "/v1/projects/shop/events/00000000-0000-0000-0000-000000000000/replay", "", 404, "unknown-event", "0000"),
+    ("POST", "/v1/projects/shop/events/00000000-0000-0000-0000-000000000000/replay", r#"{"trigger":"t"}"#, 404, "unknown-trigger", "`t`"),
+    ("POST", "/v1/projects/shop/events/00000000-0000-0000-0000-000000000000/replay", r#"{"triggers":[]}"#, 422, "invalid", "triggers"),
 ];
 
 const EVENT: &str = r#"{"resource":"r","aggregateId":"1","eventName":"n","payload":1}"#;
@@ -158,8 +168,6 @@ async fn what_later_versions_do_is_not_ignored() {
     let server = Server::with_project("shop").await;
     let project = "/v1/projects/shop";
     for (method, path) in [
-        (Method::POST, format!("{project}/events/replay")),
-        (Method::POST, format!("{project}/events/00000000-0000-0000-0000-000000000000/replay")),
         (Method::POST, format!("{project}/triggers/t/try")),
         (Method::GET, format!("{project}/stream?since=1")),
         (Method::GET, format!("{project}/secrets")),

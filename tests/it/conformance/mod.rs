@@ -8,9 +8,11 @@ mod claiming;
 mod control;
 mod deliveries;
 mod inspecting;
+mod model;
 mod operations;
 mod outside;
 mod recording;
+mod replay;
 mod settling;
 mod sqlite;
 mod state;
@@ -62,6 +64,7 @@ macro_rules! behaviours_on {
             settling {
                 a_dispatched_event_is_through
                 a_claim_is_settled_once
+                a_void_claim_gains_nothing_from_a_good_one_beside_it
                 emitted_events_are_recorded
                 a_used_dedup_key_is_not_recorded_again
                 emitted_events_keep_their_order
@@ -109,6 +112,27 @@ macro_rules! behaviours_on {
                 bulk_work_is_cancelled
                 later_dead_letters_are_left_alone
                 filters_mean_what_they_say
+            }
+            replay {
+                a_replay_is_a_delivery_of_its_own
+                an_event_that_waits_is_not_replayed
+                open_pairs_are_not_replayed
+                replays_are_in_order_one_at_a_time
+                a_replay_holds_up_nothing_newer
+                unordered_replays_run_at_once
+                a_generation_never_comes_twice
+                a_dead_replay_is_requeued_as_it_was
+                a_sweep_keeps_what_is_replayed
+                simultaneous_replays_make_one_delivery
+                what_joins_is_released_when_its_predecessor_ends
+                a_sweep_and_a_replay_see_each_other
+                events_are_replayed_in_bulk
+                a_replay_s_limit_is_kept
+                a_cancelled_replay_goes_no_further
+                a_replay_s_filter_means_what_it_says
+            }
+            model {
+                a_store_does_what_its_model_does
             }
             inspecting {
                 an_event_shows_where_it_stands

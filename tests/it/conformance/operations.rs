@@ -2,7 +2,7 @@
 
 use outrigger::{
     model::{event::NewEvent, outcome::FailureKind},
-    store::{DeadLetterFilter, Operation, OperationKind, OperationState, Spill},
+    store::{DeadLetterFilter, Operation, OperationFilter, OperationKind, OperationState, Spill},
 };
 
 use super::bench::{Adding as _, Bench, MAIL, SHOP, all, dead_at_once, done, order};
@@ -46,7 +46,8 @@ pub(super) async fn dead_letters_are_requeued_in_bulk(bench: &Bench) {
     let filter = DeadLetterFilter { trigger: Some(MAIL.into()), ..DeadLetterFilter::default() };
     let work = start(bench, REQUEUE, &filter).await;
     assert_eq!((work.state, work.total, work.done), (OperationState::Running, 5, 0));
-    assert_eq!((&work.filter, work.kind, &*work.project), (&filter, REQUEUE, SHOP));
+    let kept = OperationFilter::DeadLetters(filter);
+    assert_eq!((&work.filter, work.kind, &*work.project), (&kept, REQUEUE, SHOP));
     assert_eq!(dead(bench).await, 5, "nothing is done yet");
     finish(bench, 100).await;
     assert_eq!(look(bench, &work).await, (OperationState::Done, 5));

@@ -1,19 +1,21 @@
 //! What a settle writes, and what it doesn't.
 
+use std::time::Duration;
+
 use outrigger::{
     model::{
         attempt::{Level, LogLine, Source},
-        effect::Effects,
+        effect::{Effects, Write},
         event::NewEvent,
         outcome::FailureKind,
     },
-    store::{AttemptFilter, End, EventFilter, EventStatus, PageRequest, Settled},
+    store::{AttemptFilter, End, EventFilter, EventStatus, Held, PageRequest, Settled},
 };
 use uuid::Uuid;
 
 use super::bench::{
     Adding as _, Bench, LONG, MAIL, SHOP, all, dead, dead_at_once, done, ended, failed, keyed,
-    order, refused, set, well,
+    order, refused, set, until, well, writing,
 };
 
 /// How many events the shop has.
@@ -49,6 +51,42 @@ pub(super) async fn a_claim_is_settled_once(bench: &Bench) {
     assert_eq!(count(bench).await, 2);
     let status = bench.store.status().await.expect("counts");
     assert_eq!(status.projects[SHOP].dispatched, 1);
+}
+
+pub(super) async fn a_void_claim_gains_nothing_from_a_good_one_beside_it(bench: &Bench) {
+    bench.hold().await;
+    bench.record(&[order("a")]).await;
+    let void = bench.claim_for(Duration::from_millis(1)).await.pop().expect("one");
+    let mut good = Vec::new();
+    until(async || {
+        good = bench.claim().await;
+        !good.is_empty()
+    })
+    .await;
+    let good = good.pop().expect("the same one");
+    let held = bench.store.renew(&[&void.claim, &good.claim], LONG).await.expect("renews");
+    assert_eq!(held, [Held::Lost, Held::Yes]);
+    let add = |claimed| done(claimed).state(writing("n", Write::Add(1)));
+    let group = vec![add(void), add(good)];
+    assert_eq!(bench.settle(group).await, [Settled::Lost, Settled::Done]);
+    assert_eq!(bench.value("n").await, Some(b"1".to_vec()));
+
+    let id = bench.spilled("b", failed()).await.message_id;
+    let void = bench.deliver_for(9, Duration::from_millis(1)).await.pop().expect("one");
+    let mut good = Vec::new();
+    until(async || {
+        good = bench.deliver().await;
+        !good.is_empty()
+    })
+    .await;
+    let good = good.pop().expect("the same one");
+    let held = bench.store.renew(&[&void.claim, &good.claim], LONG).await.expect("renews");
+    assert_eq!(held, [Held::Lost, Held::Yes]);
+    let add = |claimed| ended(claimed, well()).state(writing("n", Write::Add(1)));
+    let group = vec![add(void), add(good)];
+    assert_eq!(bench.settle(group).await, [Settled::Lost, Settled::Done]);
+    assert_eq!(bench.value("n").await, Some(b"2".to_vec()));
+    assert_eq!(bench.delivery(id).await.attempts, 2);
 }
 
 pub(super) async fn emitted_events_are_recorded(bench: &Bench) {
