@@ -217,7 +217,7 @@ impl Host {
 
     /// The delivery itself, or nothing if the claim ended first.
     async fn deliver(&self, job: &Job) -> Option<Report> {
-        let left = job.lease.until().checked_duration_since(Instant::now())?;
+        let left = job.terms.lease.until().checked_duration_since(Instant::now())?;
         let spec = &job.rule.trigger.spec;
         let delivery = job.delivery.map_or(0, |delivery| delivery.generation);
         let message_id = job.event.message_id;
@@ -241,9 +241,9 @@ impl Host {
         select! {
             biased;
             report = job.rule.target.deliver(request) => Some(report),
-            () = job.tenure.over.cancelled() => None,
+            () = job.terms.tenure.over.cancelled() => None,
             () = self.hard.cancelled() => None,
-            () = job.lease.ended() => None,
+            () = job.terms.lease.ended() => None,
         }
     }
 

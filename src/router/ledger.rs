@@ -3,14 +3,15 @@
 //! A claimed row is a [`Unit`] with one share for each trigger that it is for.
 //! Shares of one ordering key and trigger form a chain and run one after
 //! another. A unit whose shares have all ended is settled in the order of its
-//! ordering key. Where a chain breaks (a failure, a pause, a slow call), what
-//! waits in it spills, and so does what comes later, until claims have seen
-//! the spilled deliveries in the database.
+//! line. Where a chain breaks (a failure, a pause, a slow call), what waits in
+//! it spills, and so does what comes later, until claims have seen the spilled
+//! deliveries in the database; deliveries that wait behind another are given
+//! back.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     hash::{BuildHasher, RandomState},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -33,19 +34,35 @@ pub(super) type UnitId = u64;
 /// Keys are hashed: two that meet wait for each other and nothing worse.
 pub(super) type ChainKey = (u64, u64, bool);
 
+/// Rows that are settled one with or after the other: the events of an ordering
+/// key, or the deliveries of a chain.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Line {
+    Events(u64),
+    Deliveries(ChainKey),
+}
+
+/// How long what a claim brought may be held.
+#[derive(Clone)]
+pub(super) struct Terms {
+    pub(super) lease: Arc<Lease>,
+    pub(super) tenure: Arc<Tenure>,
+}
+
 /// A claimed row.
 pub(super) struct Unit {
     pub(super) event: Arc<Event>,
     pub(super) claim: Arc<Claim>,
-    pub(super) lease: Arc<Lease>,
-    pub(super) tenure: Arc<Tenure>,
+    pub(super) terms: Terms,
     pub(super) delivery: Option<Delivery>,
     /// Whether a host died with it: it runs alone.
     suspect: bool,
     pub(super) shares: Vec<Share>,
     /// Triggers whose `when` could not be evaluated.
     pub(super) unclear: Vec<(String, String)>,
+    /// The event's ordering key.
     key: u64,
+    line: Option<Line>,
     /// Shares that haven't ended.
     open: usize,
     stage: Stage,
@@ -61,7 +78,7 @@ pub(super) struct Delivery {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Running,
-    /// All has ended; an earlier unit of its key has not.
+    /// All has ended; an earlier unit of its line has not.
     Complete,
     /// It may be settled.
     Ready,
@@ -84,8 +101,7 @@ pub(super) struct Job {
     pub(super) share: usize,
     pub(super) event: Arc<Event>,
     pub(super) rule: Arc<Rule>,
-    pub(super) lease: Arc<Lease>,
-    pub(super) tenure: Arc<Tenure>,
+    pub(super) terms: Terms,
     pub(super) delivery: Option<Delivery>,
     pub(super) chain: Option<ChainKey>,
     /// The claim of a row that is to run alone.
@@ -137,7 +153,7 @@ struct Track {
 #[derive(Default)]
 pub(super) struct Ledger {
     units: HashMap<UnitId, Unit>,
-    keys: HashMap<u64, VecDeque<UnitId>>,
+    lines: HashMap<Line, VecDeque<UnitId>>,
     chains: HashMap<ChainKey, Link>,
     broken: HashMap<ChainKey, Break>,
     ready: VecDeque<UnitId>,
@@ -196,8 +212,7 @@ impl Ledger {
         &mut self,
         row: ClaimedEvent,
         matching: Matching,
-        lease: &Arc<Lease>,
-        tenure: &Arc<Tenure>,
+        terms: &Terms,
         number: u64,
     ) {
         let ClaimedEvent { claim, event, open, claims, trials } = row;
@@ -214,8 +229,12 @@ impl Ledger {
             let track = self.tracks.entry((event.lane, event.project.clone())).or_default();
             track.claimed(event.pk);
         }
-        let id = self.insert(claim, event, key, None, claims > 1, lease, tenure);
-        self.keys.entry(key).or_default().push_back(id);
+        let id = self.insert(Unit {
+            delivery: None,
+            suspect: claims > 1,
+            line: Some(Line::Events(key)),
+            ..Unit::new(claim, event, key, terms)
+        });
         for rule in matching.rules {
             let chain = rule.ordered().then_some((rule.desk.id, key, false));
             let spill = if trials > 0 {
@@ -248,20 +267,27 @@ impl Ledger {
         &mut self,
         row: ClaimedDelivery,
         rule: Arc<Rule>,
-        lease: &Arc<Lease>,
-        tenure: &Arc<Tenure>,
+        terms: &Terms,
         deaths: u32,
     ) {
         let ClaimedDelivery { claim, event, attempts, generation, claims, trials, chain, .. } = row;
         let key = self.key(&event);
-        let delivery = Delivery { attempts, generation };
         let suspect = claims > 1;
         let chain = match chain {
             Chain::None => None,
             Chain::Events => Some((rule.desk.id, key, false)),
             Chain::Redriven => Some((rule.desk.id, key, true)),
         };
-        let id = self.insert(claim, event, key, Some(delivery), suspect, lease, tenure);
+        let line = chain.map(Line::Deliveries);
+        if line.is_none_or(|line| !self.lines.contains_key(&line)) {
+            rule.desk.deliveries.fetch_add(1, Ordering::Relaxed);
+        }
+        let id = self.insert(Unit {
+            delivery: Some(Delivery { attempts, generation }),
+            suspect,
+            line,
+            ..Unit::new(claim, event, key, terms)
+        });
         let share = self.share(id, rule, chain);
         // The first of the deaths was in company.
         if suspect && trials.saturating_add(1) >= deaths {
@@ -375,19 +401,22 @@ impl Ledger {
             if unit.delivery.is_none() {
                 // A claim on its way may bring what comes after it, and not it.
                 self.returning.entry(unit.key).or_default().seen = self.claims;
-                self.release_later(unit.key, id);
             }
+            self.release_later(unit.line, id);
         }
     }
 
-    /// Gives back what came after a unit in its ordering key: it would
-    /// overtake it.
-    fn release_later(&mut self, key: u64, id: UnitId) {
-        let later: Vec<UnitId> = match self.keys.get(&key) {
+    /// What came after a unit in a line.
+    fn later(&self, line: Option<Line>, id: UnitId) -> Vec<UnitId> {
+        match line.and_then(|line| self.lines.get(&line)) {
             Some(queue) => queue.iter().copied().filter(|other| *other > id).collect(),
-            None => return,
-        };
-        for other in later {
+            None => Vec::new(),
+        }
+    }
+
+    /// Gives back what came after a unit in its line: it would overtake it.
+    fn release_later(&mut self, line: Option<Line>, id: UnitId) {
+        for other in self.later(line, id) {
             if self.units.get(&other).is_some_and(|unit| unit.stage != Stage::Settling) {
                 self.release_one(other);
             }
@@ -412,14 +441,9 @@ impl Ledger {
             reruns.push((id, triggers));
         }
         for (id, triggers) in &reruns {
-            let Some(unit) = self.units.get(id) else { continue };
-            let (key, is_event) = (unit.key, unit.delivery.is_none());
+            let Some(line) = self.units.get(id).map(|unit| unit.line) else { continue };
             self.run_again(*id, triggers, false);
-            let later: Vec<UnitId> = match self.keys.get(&key).filter(|_| is_event) {
-                Some(queue) => queue.iter().copied().filter(|other| other > id).collect(),
-                None => Vec::new(),
-            };
-            for other in later {
+            for other in self.later(line, *id) {
                 self.run_again(other, triggers, true);
             }
         }
@@ -429,12 +453,8 @@ impl Ledger {
     }
 
     fn run_again(&mut self, id: UnitId, triggers: &[String], ordered_only: bool) {
-        let Some(unit) = self.units.get_mut(&id) else { return };
-        if unit.stage == Stage::Ready {
-            // Whatever it waits for now, it is no longer first in line.
-            self.ready.retain(|ready| *ready != id);
-            unit.stage = Stage::Complete;
-        }
+        self.not_ready(id);
+        let Some(unit) = self.units.get(&id) else { return };
         let voided = |share: &Share| {
             triggers.iter().any(|t| t == share.rule.name())
                 && matches!(share.ending, Some(Ending::Done { .. }))
@@ -447,8 +467,17 @@ impl Ledger {
         }
     }
 
+    /// Whatever it waits for now, it is no longer first in line.
+    fn not_ready(&mut self, id: UnitId) {
+        if let Some(unit) = self.units.get_mut(&id).filter(|unit| unit.stage == Stage::Ready) {
+            unit.stage = Stage::Complete;
+            self.ready.retain(|ready| *ready != id);
+        }
+    }
+
     /// A settlement can't be written for what one trigger asked for: that
-    /// share ends so instead.
+    /// share ends so instead. What came after it in its chain is void: it waits
+    /// for the next attempt.
     pub(super) fn unfit(
         &mut self,
         id: UnitId,
@@ -465,12 +494,35 @@ impl Ledger {
         unit.shares[index].ending = None;
         unit.open += 1;
         unit.stage = Stage::Running;
-        let chain = unit.shares[index].chain;
-        let is_event = unit.delivery.is_none();
+        let (chain, line, is_event) =
+            (unit.shares[index].chain, unit.line, unit.delivery.is_none());
         self.end(id, index, ending);
-        if let Some(chain) = chain.filter(|_| is_event) {
-            self.spill_waiting(chain);
+        let Some(chain) = chain else { return };
+        if !is_event {
+            self.release_later(line, id);
+            return;
         }
+        self.spill_waiting(chain);
+        for other in self.later(line, id) {
+            self.spill_done(other, chain);
+        }
+    }
+
+    /// Spills what a unit has done in a chain.
+    fn spill_done(&mut self, id: UnitId, chain: ChainKey) {
+        let Some(unit) = self.units.get(&id).filter(|unit| unit.stage != Stage::Settling) else {
+            return;
+        };
+        let done = |share: &Share| {
+            share.chain == Some(chain) && matches!(share.ending, Some(Ending::Done { .. }))
+        };
+        let Some(index) = unit.shares.iter().position(done) else { return };
+        self.not_ready(id);
+        let Some(unit) = self.units.get_mut(&id) else { return };
+        unit.shares[index].ending = None;
+        unit.open += 1;
+        unit.stage = Stage::Running;
+        self.end(id, index, Ending::Spilled(SpillCause::Blocked));
     }
 
     /// A settlement wasn't written and is to be tried again as it is.
@@ -483,21 +535,21 @@ impl Ledger {
     pub(super) fn expiring(&self, before: Instant) -> Vec<(UnitId, Arc<Claim>, Arc<Lease>)> {
         self.units
             .iter()
-            .filter(|(_, unit)| unit.lease.until() < before)
-            .map(|(id, unit)| (*id, Arc::clone(&unit.claim), Arc::clone(&unit.lease)))
+            .filter(|(_, unit)| unit.terms.lease.until() < before)
+            .map(|(id, unit)| (*id, Arc::clone(&unit.claim), Arc::clone(&unit.terms.lease)))
             .collect()
     }
 
     /// Gives one unit a lease of its own.
     pub(super) fn renewed(&mut self, id: UnitId, lease: &Arc<Lease>) {
         if let Some(unit) = self.units.get_mut(&id) {
-            unit.lease = Arc::clone(lease);
+            unit.terms.lease = Arc::clone(lease);
         }
     }
 
-    /// When a unit's lease ends.
-    pub(super) fn lease_of(&self, id: UnitId) -> Option<Instant> {
-        self.units.get(&id).map(|unit| unit.lease.until())
+    /// When a unit's lease ends, and its line.
+    pub(super) fn lease_of(&self, id: UnitId) -> Option<(Instant, Option<Line>)> {
+        self.units.get(&id).map(|unit| (unit.terms.lease.until(), unit.line))
     }
 
     /// Attempts of a unit's delivery before this one.
@@ -549,13 +601,11 @@ impl Ledger {
     }
 
     /// Gives a unit back as if it had not been claimed, and with it what came
-    /// after it in its ordering key.
+    /// after it in its line.
     pub(super) fn release(&mut self, id: UnitId) {
-        let key = self.units.get(&id).filter(|unit| unit.delivery.is_none()).map(|unit| unit.key);
+        let line = self.units.get(&id).and_then(|unit| unit.line);
         self.release_one(id);
-        if let Some(key) = key {
-            self.release_later(key, id);
-        }
+        self.release_later(line, id);
     }
 
     fn release_one(&mut self, id: UnitId) {
@@ -574,40 +624,18 @@ impl Ledger {
         self.hasher.hash_one((&event.project, &event.resource, &event.aggregate_id))
     }
 
-    fn insert(
-        &mut self,
-        claim: Claim,
-        event: Event,
-        key: u64,
-        delivery: Option<Delivery>,
-        suspect: bool,
-        lease: &Arc<Lease>,
-        tenure: &Arc<Tenure>,
-    ) -> UnitId {
+    fn insert(&mut self, unit: Unit) -> UnitId {
         self.last += 1;
-        *self.lanes.entry(event.lane).or_default() += 1;
-        let unit = Unit {
-            event: Arc::new(event),
-            claim: Arc::new(claim),
-            lease: Arc::clone(lease),
-            tenure: Arc::clone(tenure),
-            delivery,
-            suspect,
-            shares: Vec::new(),
-            unclear: Vec::new(),
-            key,
-            open: 0,
-            stage: Stage::Running,
-        };
+        *self.lanes.entry(unit.event.lane).or_default() += 1;
+        if let Some(line) = unit.line {
+            self.lines.entry(line).or_default().push_back(self.last);
+        }
         self.units.insert(self.last, unit);
         self.last
     }
 
     fn share(&mut self, id: UnitId, rule: Arc<Rule>, chain: Option<ChainKey>) -> usize {
         let Some(unit) = self.units.get_mut(&id) else { return 0 };
-        if unit.delivery.is_some() {
-            rule.desk.deliveries.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        }
         unit.shares.push(Share { rule, ending: None, chain, breaks: false });
         unit.open += 1;
         unit.shares.len() - 1
@@ -622,8 +650,7 @@ impl Ledger {
             share: index,
             event: Arc::clone(&unit.event),
             rule: Arc::clone(&share.rule),
-            lease: Arc::clone(&unit.lease),
-            tenure: Arc::clone(&unit.tenure),
+            terms: unit.terms.clone(),
             delivery: unit.delivery,
             alone: unit.suspect.then(|| Arc::clone(&unit.claim)),
             chain: share.chain,
@@ -679,19 +706,18 @@ impl Ledger {
         if unit.open > 0 || unit.stage == Stage::Ready {
             return;
         }
-        if unit.delivery.is_some() {
+        unit.stage = Stage::Complete;
+        if let Some(line) = unit.line {
+            self.forward(line);
+        } else {
             unit.stage = Stage::Ready;
             self.ready.push_back(id);
-        } else {
-            unit.stage = Stage::Complete;
-            let key = unit.key;
-            self.forward(key);
         }
     }
 
-    /// Makes ready what is complete at the head of an ordering key.
-    fn forward(&mut self, key: u64) {
-        let Some(queue) = self.keys.get(&key) else { return };
+    /// Makes ready what is complete at the head of a line.
+    fn forward(&mut self, line: Line) {
+        let Some(queue) = self.lines.get(&line) else { return };
         for id in queue {
             let Some(unit) = self.units.get_mut(id) else { continue };
             match unit.stage {
@@ -731,9 +757,6 @@ impl Ledger {
             *count -= 1;
         }
         for share in &unit.shares {
-            if unit.delivery.is_some() {
-                share.rule.desk.deliveries.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
-            }
             let Some(chain) = share.chain else { continue };
             if let Some(link) = self.chains.get_mut(&chain) {
                 link.queue.retain(|job| job.unit != id);
@@ -750,18 +773,44 @@ impl Ledger {
             {
                 track.gone(unit.event.pk, settled, self.claims);
             }
-            if let Some(queue) = self.keys.get_mut(&unit.key) {
-                queue.retain(|other| *other != id);
-                if queue.is_empty() {
-                    self.keys.remove(&unit.key);
-                }
+        }
+        if let Some(line) = unit.line
+            && let Some(queue) = self.lines.get_mut(&line)
+        {
+            queue.retain(|other| *other != id);
+            if queue.is_empty() {
+                self.lines.remove(&line);
+            } else {
+                self.forward(line);
             }
-            self.forward(unit.key);
+        }
+        let ended = unit.line.is_none_or(|line| !self.lines.contains_key(&line));
+        if let Some(share) = unit.shares.first().filter(|_| unit.delivery.is_some() && ended) {
+            share.rule.desk.deliveries.fetch_sub(1, Ordering::Relaxed);
         }
         if unit.stage == Stage::Ready {
             self.ready.retain(|ready| *ready != id);
         }
         Some(unit)
+    }
+}
+
+impl Unit {
+    /// One with no shares yet.
+    fn new(claim: Claim, event: Event, key: u64, terms: &Terms) -> Self {
+        Self {
+            event: Arc::new(event),
+            claim: Arc::new(claim),
+            terms: terms.clone(),
+            delivery: None,
+            suspect: false,
+            shares: Vec::new(),
+            unclear: Vec::new(),
+            key,
+            line: None,
+            open: 0,
+            stage: Stage::Running,
+        }
     }
 }
 

@@ -8,7 +8,11 @@ use std::{
 
 use tokio::{select, time::sleep};
 
-use super::{host::Host, lease::Lease};
+use super::{
+    host::{Holding, Host},
+    lease::Lease,
+    ledger::Terms,
+};
 use crate::{
     model::Lane,
     store::{Claimed, ClaimedDelivery, ClaimedEvent, Seam, StoreError},
@@ -26,6 +30,9 @@ const MEMORY: Duration = Duration::from_mins(1);
 
 /// Seams in one claim at the most.
 const MAX_SEAMS: usize = 512;
+
+/// Deliveries that are claimed behind the first of their key.
+const RUN: u32 = 50;
 
 /// Rows asked of a seam that had none the last time.
 const PROBE: u32 = 16;
@@ -202,13 +209,13 @@ impl Poller {
                 (row, matching)
             })
             .collect();
-        let lanes = self.host.lanes().clone();
+        let terms = self.terms(&lease);
         {
             let mut ledger = self.host.ledger();
             for (row, matching) in matched {
                 // A lane lost since: the claim is void.
-                if let Some(holding) = lanes.get(&row.event.lane) {
-                    ledger.admit_event(row, matching, &lease, &holding.tenure, number);
+                if let Some(terms) = terms.get(&row.event.lane) {
+                    ledger.admit_event(row, matching, terms, number);
                 }
             }
             ledger.claim_ends(number);
@@ -244,7 +251,11 @@ impl Poller {
         }
         let began = Instant::now();
         let lease = self.host.settings.lease;
-        let claimed = self.host.store.claim_deliveries(self.host.id, lanes, &wants, lease).await?;
+        let heads: u32 = wants.iter().map(|(_, _, free)| free).sum();
+        let room = u32::try_from(room).unwrap_or(u32::MAX);
+        let run = (room.saturating_sub(heads) / heads).min(RUN);
+        let claimed =
+            self.host.store.claim_deliveries(self.host.id, lanes, &wants, run, lease).await?;
         let found = claimed.rows.len();
         self.host.metrics.claim(found, began.elapsed().as_secs_f64());
         if found == 0 {
@@ -275,22 +286,17 @@ impl Poller {
         self.host.pulse.good();
         let rules = self.host.rules.load_full();
         let lease = Arc::new(Lease::new(began + self.host.settings.lease));
-        let lanes = self.host.lanes().clone();
+        let terms = self.terms(&lease);
         let mut back = Vec::new();
         {
             let mut ledger = self.host.ledger();
             for row in claimed.rows {
                 let rule = rules.rule(&row.event.project, &row.trigger);
                 // Paused or deleted since.
-                match (rule.filter(|rule| !rule.paused()), lanes.get(&row.event.lane)) {
-                    (Some(rule), Some(holding)) => {
-                        ledger.admit_delivery(
-                            row,
-                            Arc::clone(rule),
-                            &lease,
-                            &holding.tenure,
-                            self.host.settings.deaths,
-                        );
+                match (rule.filter(|rule| !rule.paused()), terms.get(&row.event.lane)) {
+                    (Some(rule), Some(terms)) => {
+                        let deaths = self.host.settings.deaths;
+                        ledger.admit_delivery(row, Arc::clone(rule), terms, deaths);
                     }
                     (None, Some(_)) => back.push(row.claim),
                     (_, None) => {}
@@ -302,6 +308,15 @@ impl Poller {
             self.host.store.release(&back.iter().collect::<Vec<_>>()).await?;
         }
         Ok(())
+    }
+
+    /// How long what a claim brought may be held, by lane.
+    fn terms(&self, lease: &Arc<Lease>) -> BTreeMap<Lane, Terms> {
+        let of = |holding: &Holding| Terms {
+            lease: Arc::clone(lease),
+            tenure: Arc::clone(&holding.tenure),
+        };
+        self.host.lanes().iter().map(|(lane, holding)| (*lane, of(holding))).collect()
     }
 
     /// What to claim: every project that had events lately in every lane, each

@@ -137,16 +137,25 @@ impl Settler {
         }
     }
 
-    /// Those whose leases still have time, and those whose haven't.
+    /// Those whose leases still have time, and those whose haven't or that come
+    /// after one of these in a line.
     fn in_time(&self, group: Group) -> (Group, Group) {
         let ledger = self.host.ledger();
         let now = Instant::now() + MARGIN;
-        group.into_iter().partition(|(id, _)| ledger.lease_of(*id).is_some_and(|until| until > now))
+        let mut held_up = HashSet::new();
+        group.into_iter().partition(|(id, _)| {
+            let Some((until, line)) = ledger.lease_of(*id) else { return false };
+            let in_time = until > now && line.is_none_or(|line| !held_up.contains(&line));
+            if !in_time {
+                held_up.extend(line);
+            }
+            in_time
+        })
     }
 
     fn time_left(&self, group: &Group) -> Option<Duration> {
         let ledger = self.host.ledger();
-        let first = group.iter().filter_map(|(id, _)| ledger.lease_of(*id)).min()?;
+        let first = group.iter().filter_map(|(id, _)| ledger.lease_of(*id)).map(|l| l.0).min()?;
         first.checked_duration_since(Instant::now() + MARGIN)
     }
 
@@ -165,7 +174,7 @@ impl Settler {
 
     fn apply(&mut self, group: Group, verdicts: Vec<Settled>) {
         let mut done = Vec::with_capacity(group.len());
-        let (mut lost, mut conflicts) = (Vec::new(), Vec::new());
+        let (mut lost, mut conflicts, mut unfit) = (Vec::new(), Vec::new(), Vec::new());
         let mut emitted = false;
         for ((id, settlement), verdict) in group.into_iter().zip(verdicts) {
             self.refused.remove(&id);
@@ -177,11 +186,12 @@ impl Settler {
                 }
                 Settled::Lost => lost.push((id, settlement)),
                 Settled::Conflict(triggers) => conflicts.push((id, settlement, triggers)),
-                Settled::Unfit { trigger, why } => self.unfit(id, settlement, &trigger, why),
+                Settled::Unfit { trigger, why } => unfit.push((id, settlement, trigger, why)),
             }
         }
         self.host.pulse.settled(done);
-        self.lost(lost);
+        // What is held up by others comes back first, so that it is found
+        // behind them.
         if !conflicts.is_empty() {
             self.host.metrics.conflicts(conflicts.len() as u64);
             let rules = self.host.rules.load();
@@ -194,6 +204,10 @@ impl Settler {
             }
             self.host.ledger().conflicted(conflicts);
         }
+        for (id, settlement, trigger, why) in unfit {
+            self.unfit(id, settlement, &trigger, why);
+        }
+        self.lost(lost);
         if emitted {
             self.host.store.wake();
         }

@@ -392,12 +392,14 @@ pub trait Queue: Send + Sync + 'static {
     ) -> Result<Claimed<ClaimedEvent>, StoreError>;
 
     /// Claims deliveries that are due of these triggers (project, name, rows
-    /// at the most).
+    /// at the most), and behind each that hasn't failed yet, up to `run` that
+    /// it blocks.
     async fn claim_deliveries(
         &self,
         host: HostId,
         lanes: &[Lane],
         triggers: &[(String, String, u32)],
+        run: u32,
         lease: Duration,
     ) -> Result<Claimed<ClaimedDelivery>, StoreError>;
 

@@ -72,6 +72,26 @@ fn range((project, trigger): Owner, listing: &Listing) -> Range {
     (project, trigger, listing.prefix.clone(), listing.after.clone())
 }
 
+/// What comes after a lost settlement of its ordering key is held up by it,
+/// unless it is of the same event.
+pub(super) fn hold_up(group: &[Settlement], verdicts: &mut [Option<Settled>]) {
+    if verdicts.iter().all(Option::is_none) {
+        return;
+    }
+    let mut lost: BTreeMap<_, BTreeSet<i64>> = BTreeMap::new();
+    for (settlement, verdict) in group.iter().zip(verdicts) {
+        let event = &settlement.event;
+        let key = (&*event.project, &*event.resource, &*event.aggregate_id);
+        let others = lost.entry(key).or_default();
+        if verdict.is_none() && others.iter().any(|pk| *pk != event.pk) {
+            *verdict = Some(Settled::Conflict(Vec::new()));
+        }
+        if verdict.is_some() {
+            others.insert(event.pk);
+        }
+    }
+}
+
 /// What keys hold: what is stored, and over it the writes of a group.
 #[derive(Debug, Default)]
 pub(super) struct Overlay {

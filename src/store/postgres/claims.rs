@@ -290,6 +290,7 @@ impl Postgres {
         host: HostId,
         lanes: &[Lane],
         triggers: &[(String, String, u32)],
+        run: u32,
         lease: Duration,
     ) -> Result<Claimed<ClaimedDelivery>, StoreError> {
         let id = Uuid::new_v4();
@@ -309,11 +310,32 @@ impl Postgres {
                             AND (d.claim_id IS NULL OR d.claimed_until < (SELECT ms FROM now))
                           ORDER BY d.lane, d.due_at, d.id LIMIT t.cap) r
                       ORDER BY r.due_at, r.id LIMIT t.cap) one),
+             head AS MATERIALIZED (
+                 SELECT d.* FROM {p}delivery d
+                  WHERE d.id = ANY (ARRAY(SELECT id FROM picked))
+                    AND d.chain > 0 AND d.attempts = 0 AND $8 > 0),
+             run AS MATERIALIZED (
+                 SELECT behind.id FROM head h, LATERAL (
+                     SELECT w.id, first_value(w.id) OVER line = h.id AND bool_and(
+                                w.id = h.id OR w.state = 'blocked' AND w.free) OVER line AS follows
+                       FROM (SELECT d.id, d.event_pk, d.state, d.claim_id IS NULL
+                                    OR d.claimed_until < (SELECT ms FROM now) AS free
+                               FROM {p}delivery d
+                              WHERE d.state IN ('ready', 'blocked') AND d.chain > 0
+                                AND (d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain)
+                                  >= (h.project_id, h.resource, h.aggregate_id, h.trigger_name, h.chain)
+                                AND (d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain)
+                                  <= (h.project_id, h.resource, h.aggregate_id, h.trigger_name, h.chain)
+                              ORDER BY d.project_id, d.resource, d.aggregate_id, d.trigger_name,
+                                       d.chain, d.event_pk LIMIT $8 + 1) w
+                     WINDOW line AS (ORDER BY w.event_pk)) behind
+                  WHERE behind.follows AND behind.id <> h.id),
              taken AS (
                  UPDATE {p}delivery d
                     SET claim_id = $6, claimed_until = (SELECT ms FROM now) + $7,
                         claims = d.claims + 1
-                  WHERE d.id = ANY (ARRAY(SELECT id FROM picked)) AND d.state = 'ready'
+                  WHERE d.id = ANY (ARRAY(SELECT id FROM picked UNION ALL SELECT id FROM run))
+                    AND d.state IN ('ready', 'blocked')
                     AND (d.claim_id IS NULL OR d.claimed_until < (SELECT ms FROM now))
                  RETURNING d.id, d.event_pk, d.trigger_name, d.attempts, d.generation, d.claims,
                            d.trials, d.chain)
@@ -330,6 +352,7 @@ impl Postgres {
         .bind(column(triggers, |t| i64::from(t.2)))
         .bind(id)
         .bind(millis(lease))
+        .bind(i64::from(run))
         .fetch_all(&self.router)
         .await
         .map_err(fault)?;

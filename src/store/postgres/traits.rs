@@ -74,9 +74,10 @@ impl Queue for Postgres {
         host: HostId,
         lanes: &[Lane],
         triggers: &[(String, String, u32)],
+        run: u32,
         lease: Duration,
     ) -> Result<Claimed<ClaimedDelivery>, StoreError> {
-        self.take_deliveries(host, lanes, triggers, lease).await
+        self.take_deliveries(host, lanes, triggers, run, lease).await
     }
     async fn renew(&self, claims: &[&Claim], lease: Duration) -> Result<Vec<Held>, StoreError> {
         self.extend(claims, lease).await

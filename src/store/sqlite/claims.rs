@@ -175,6 +175,7 @@ impl Sqlite {
         host: HostId,
         lanes: &[Lane],
         triggers: &[(String, String, u32)],
+        run: u32,
         lease: Duration,
     ) -> Result<Claimed<ClaimedDelivery>, StoreError> {
         let mut tx = self.writer.begin().await?;
@@ -200,6 +201,9 @@ impl Sqlite {
         }
         if picked.rows.is_empty() {
             return Ok(Claimed { rows: Vec::new(), now });
+        }
+        if run > 0 {
+            self.pick_runs(&mut tx, &mut picked, run, now).await?;
         }
         let id = Uuid::new_v4();
         let picked = to_json(&picked.rows)?;
@@ -249,6 +253,57 @@ impl Sqlite {
         tx.commit().await?;
         claimed.rows.sort_by_key(|d| (d.event.pk, d.generation));
         Ok(claimed)
+    }
+
+    /// Picks what is blocked by heads that were picked and haven't failed yet.
+    async fn pick_runs(
+        &self,
+        db: &mut SqliteConnection,
+        picked: &mut Picked,
+        run: u32,
+        now: UnixMillis,
+    ) -> Result<(), StoreError> {
+        let heads = query(self.sql.of(
+            "SELECT id, project_id, resource, aggregate_id, trigger_name, chain FROM {p}delivery
+              WHERE id IN (SELECT value FROM json_each(?1)) AND chain > 0 AND attempts = 0",
+        ))
+        .bind(to_json(&picked.rows)?)
+        .fetch_all(&mut *db)
+        .await
+        .map_err(fault)?;
+        for head in &heads {
+            let rows = query(self.sql.of("SELECT d.id, coalesce(octet_length(o.payload_json), 0),
+                        d.state = 'blocked' AND (d.claim_id IS NULL OR d.claimed_until < ?7)
+                   FROM {p}delivery d INDEXED BY {p}delivery_run
+                   LEFT JOIN {p}outbox o ON o.pk = d.event_pk
+                  WHERE d.project_id = ?1 AND d.resource = ?2 AND d.aggregate_id = ?3
+                    AND d.trigger_name = ?4 AND d.chain = ?5 AND d.chain > 0
+                    AND d.state IN ('ready', 'blocked')
+                  ORDER BY d.event_pk, d.id LIMIT ?6"))
+            .bind(text(head, 1)?)
+            .bind(text(head, 2)?)
+            .bind(text(head, 3)?)
+            .bind(text(head, 4)?)
+            .bind(get::<i64>(head, 5)?)
+            .bind(i64::from(run) + 1)
+            .bind(now)
+            .fetch_all(&mut *db)
+            .await
+            .map_err(fault)?;
+            let Some((first, behind)) = rows.split_first() else { continue };
+            if get::<i64>(first, 0)? != get::<i64>(head, 0)? {
+                continue;
+            }
+            for row in behind {
+                let bytes = picked.bytes + get::<i64>(row, 1)?;
+                if !get::<bool>(row, 2)? || bytes > MAX_BYTES {
+                    break;
+                }
+                picked.bytes = bytes;
+                picked.rows.push(get(row, 0)?);
+            }
+        }
+        Ok(())
     }
 
     /// Ends deliveries whose event was deleted by hand.

@@ -183,11 +183,21 @@ impl Bench {
     }
 
     pub(super) async fn deliver_for(&self, limit: u32, lease: Duration) -> Vec<ClaimedDelivery> {
+        self.deliver_runs(limit, 0, lease).await
+    }
+
+    /// Claims deliveries that are due, and so many that each of them blocks.
+    pub(super) async fn deliver_runs(
+        &self,
+        limit: u32,
+        run: u32,
+        lease: Duration,
+    ) -> Vec<ClaimedDelivery> {
         let survey = self.store.survey(&self.lanes()).await.expect("surveys");
         let triggers: Vec<_> =
             survey.deliveries.into_iter().map(|(project, name)| (project, name, limit)).collect();
         let lanes = self.lanes();
-        let claimed = self.store.claim_deliveries(self.host, &lanes, &triggers, lease).await;
+        let claimed = self.store.claim_deliveries(self.host, &lanes, &triggers, run, lease).await;
         claimed.expect("claims").rows
     }
 

@@ -170,7 +170,7 @@ pub(super) async fn a_death_alone_is_a_trial(bench: &Bench) {
         })
         .await;
         let triggers = [(SHOP.to_owned(), MAIL.to_owned(), 9)];
-        store.claim_deliveries(new, &lanes, &triggers, LONG).await.expect("claims").rows
+        store.claim_deliveries(new, &lanes, &triggers, 0, LONG).await.expect("claims").rows
     };
     let counts = |claimed: &[ClaimedDelivery]| -> Vec<(u32, u32)> {
         claimed.iter().map(|d| (d.claims, d.trials)).collect()

@@ -5,8 +5,8 @@ use std::time::Duration;
 use outrigger::{
     model::outcome::FailureKind,
     store::{
-        Chain, DeadLetterFilter, DeliveryRow, DeliveryState, HostId, Requeued, Settled, Spill,
-        SpillCause,
+        Chain, ClaimedDelivery, DeadLetterFilter, DeliveryRow, DeliveryState, HostId, Requeued,
+        Settled, Spill, SpillCause,
     },
 };
 use uuid::Uuid;
@@ -158,7 +158,7 @@ pub(super) async fn each_trigger_has_its_limit(bench: &Bench) {
     let wanted = [(SHOP.to_owned(), "x".to_owned(), 2), (SHOP.to_owned(), "z".to_owned(), 2)];
     let stranger = HostId(Uuid::new_v4());
     let claim = async |host| {
-        bench.store.claim_deliveries(host, &lanes, &wanted, LONG).await.expect("claims").rows
+        bench.store.claim_deliveries(host, &lanes, &wanted, 0, LONG).await.expect("claims").rows
     };
     assert!(claim(stranger).await.is_empty());
     let claimed = claim(bench.host).await;
@@ -275,4 +275,42 @@ pub(super) async fn a_deleted_triggers_deliveries_go(bench: &Bench) {
     assert_eq!(bench.settle(vec![ended(due, well())]).await, [Settled::Lost]);
     assert_eq!(bench.value("k").await, None);
     assert_eq!(bench.store.count_deliveries(SHOP, "other").await.expect("counts"), 1);
+}
+
+pub(super) async fn a_head_brings_the_run_behind_it(bench: &Bench) {
+    bench.hold().await;
+    let mut rows = Vec::new();
+    for aggregate in ["a", "a", "b", "a", "a", "a"] {
+        rows.push(bench.spilled(aggregate, blocked()).await.message_id);
+    }
+    let names = async |limit, run| -> (Vec<usize>, Vec<ClaimedDelivery>) {
+        let claimed = bench.deliver_runs(limit, run, LONG).await;
+        let place = |d: &ClaimedDelivery| rows.iter().position(|id| *id == d.event.message_id);
+        (claimed.iter().map(|d| place(d).expect("one of them")).collect(), claimed)
+    };
+    let (found, mut claimed) = names(9, 2).await;
+    assert_eq!(found, [0, 1, 2, 3], "two behind the first, none behind the other");
+    let third = claimed.remove(3);
+    bench.write(ended(claimed.remove(2), well())).await;
+    let second = ended(claimed.remove(1), again(1, 0));
+    let first = ended(claimed.remove(0), well());
+    assert_eq!(bench.settle(vec![first, second]).await, [Settled::Done, Settled::Done]);
+    let (found, mut claimed) = names(9, 9).await;
+    assert_eq!(found, [1], "one that has failed runs on its own");
+    bench.write(ended(claimed.remove(0), well())).await;
+    // The third of them is still held: nothing may pass it.
+    assert_eq!(names(9, 9).await.0, [0; 0]);
+    bench.store.release(&[&third.claim]).await.expect("gives back");
+    let (found, mut claimed) = names(9, 1).await;
+    assert_eq!(found, [3, 4]);
+    bench.store.release(&[&claimed.remove(0).claim]).await.expect("gives back");
+    let (found, head) = names(9, 9).await;
+    assert_eq!(found, [3], "what is held ends the run");
+    let all: Vec<_> = head.iter().chain(&claimed).map(|d| &d.claim).collect();
+    bench.store.release(&all).await.expect("gives back");
+    let (found, claimed) = names(9, 9).await;
+    assert_eq!(found, [3, 4, 5]);
+    let all: Vec<_> = claimed.into_iter().map(|d| ended(d, well())).collect();
+    assert_eq!(bench.settle(all).await, [Settled::Done, Settled::Done, Settled::Done]);
+    assert!(bench.deliver().await.is_empty());
 }

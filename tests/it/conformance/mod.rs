@@ -96,6 +96,7 @@ macro_rules! behaviours_on {
                 a_delivery_that_ends_well_releases_the_next
                 a_dead_letter_releases_the_next
                 a_retry_waits_and_blocks
+                a_head_brings_the_run_behind_it
                 each_trigger_has_its_limit
                 a_lost_delivery_is_settled_by_another
                 a_requeued_letter_blocks_nothing_newer

@@ -261,7 +261,7 @@ impl<'a> Run<'a> {
         let limit = self.rng.choice([1, 2, 1000]).expect("one");
         let wanted = TRIGGERS.map(|trigger| (SHOP.to_owned(), trigger.to_owned(), limit));
         let (id, lanes) = (self.hosts[host], self.bench.lanes());
-        let claimed = self.bench.store.claim_deliveries(id, &lanes, &wanted, lease).await;
+        let claimed = self.bench.store.claim_deliveries(id, &lanes, &wanted, 0, lease).await;
         let claimed = claimed.expect("claims").rows;
         assert!(claimed.is_sorted_by_key(|row| (row.event.pk, row.generation)), "{claimed:?}");
         let mut there: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
@@ -529,7 +529,7 @@ impl<'a> Run<'a> {
         let expected = self.world.claimable(&lanes, true).into_iter().collect();
         self.hold_events(claimed.expect("claims").rows, expected, LONG).await;
         let wanted = TRIGGERS.map(|trigger| (SHOP.to_owned(), trigger.to_owned(), 1000));
-        let claimed = store.claim_deliveries(id, &lanes, &wanted, LONG).await.expect("claims");
+        let claimed = store.claim_deliveries(id, &lanes, &wanted, 0, LONG).await.expect("claims");
         for row in claimed.rows {
             let Row::Delivery(delivery) = row.claim.row() else { panic!("{row:?}") };
             let lease = self.token(LONG);

@@ -243,11 +243,15 @@ impl World {
             group.iter().map(|(token, s)| self.lease(&s.claim, *token).is_some()).collect();
         let mut verdicts = Vec::with_capacity(group.len());
         let mut held_up = HashSet::new();
+        let mut lost: Vec<(String, i64)> = Vec::new();
         for ((_, settlement), held) in group.iter().zip(&held) {
             let aggregate = settlement.event.aggregate_id.clone();
+            let pk = settlement.event.pk;
+            let after_lost = lost.iter().any(|(of, other)| *of == aggregate && *other != pk);
             let verdict = if !held {
+                lost.push((aggregate.clone(), pk));
                 Settled::Lost
-            } else if held_up.contains(&aggregate) {
+            } else if held_up.contains(&aggregate) || after_lost {
                 Settled::Conflict(Vec::new())
             } else {
                 self.write_state(settlement)
@@ -344,7 +348,7 @@ impl World {
         };
         let found = self.deliveries.iter_mut().find(|delivery| delivery.id == id);
         let delivery = found.expect("is there");
-        delivery.claim = None;
+        (delivery.claim, delivery.claims) = (None, 0);
         let chain = (delivery.chain, delivery.aggregate.clone(), delivery.trigger.clone());
         match &settlement.end {
             End::Dispatched { .. } => unreachable!("the test settles deliveries as such"),
