@@ -69,6 +69,9 @@ struct Poller {
 impl Poller {
     /// Claims once of everything. Answers whether there may be more at once.
     async fn round(&mut self) -> Result<bool, StoreError> {
+        if self.host.is_doubtful() {
+            return Ok(false);
+        }
         let lanes = self.host.own_lanes();
         let room = self.host.capacity().saturating_sub(self.host.ledger().len());
         if lanes.is_empty() || room == 0 {
@@ -140,7 +143,8 @@ impl Poller {
         let number = self.host.ledger().claim_begins();
         let began = Instant::now();
         let lease = self.host.settings.lease;
-        let claimed = self.host.store.claim_events(self.host.id, &seams, lease).await?;
+        let claimed = self.host.store.claim_events(self.host.id(), &seams, lease).await;
+        let claimed = self.host.sure(claimed)?;
         let drained = self.learn(&seams, &claimed);
         let found = claimed.rows.len();
         self.admit_events(claimed, began, number).await?;
@@ -161,8 +165,9 @@ impl Poller {
         let began = Instant::now();
         let limit = u32::try_from(room).unwrap_or(u32::MAX).min(self.host.settings.batch);
         let lease = self.host.settings.lease;
-        let claimed =
-            self.host.store.claim_scheduled(self.host.id, lanes, &projects, limit, lease).await?;
+        let id = self.host.id();
+        let claimed = self.host.store.claim_scheduled(id, lanes, &projects, limit, lease).await;
+        let claimed = self.host.sure(claimed)?;
         let found = claimed.rows.len();
         self.admit_events(claimed, began, number).await?;
         Ok(found)
@@ -188,6 +193,7 @@ impl Poller {
             let claims: Vec<_> = claimed.rows.iter().map(|row| &row.claim).collect();
             if let Err(error) = self.host.store.release(&claims).await {
                 self.host.faulty("giving claims back", &error);
+                self.host.doubt();
             }
             return Err(error);
         }
@@ -244,7 +250,9 @@ impl Poller {
         }
         let began = Instant::now();
         let lease = self.host.settings.lease;
-        let claimed = self.host.store.claim_deliveries(self.host.id, lanes, &wants, lease).await?;
+        let id = self.host.id();
+        let claimed = self.host.store.claim_deliveries(id, lanes, &wants, lease).await;
+        let claimed = self.host.sure(claimed)?;
         let found = claimed.rows.len();
         self.host.metrics.claim(found, began.elapsed().as_secs_f64());
         if found == 0 {
@@ -269,6 +277,7 @@ impl Poller {
             let claims: Vec<_> = claimed.rows.iter().map(|row| &row.claim).collect();
             if let Err(error) = self.host.store.release(&claims).await {
                 self.host.faulty("giving claims back", &error);
+                self.host.doubt();
             }
             return Err(error);
         }
@@ -293,7 +302,8 @@ impl Poller {
         }
         self.host.pump();
         if !back.is_empty() {
-            self.host.store.release(&back.iter().collect::<Vec<_>>()).await?;
+            let given = self.host.store.release(&back.iter().collect::<Vec<_>>()).await;
+            self.host.sure(given)?;
         }
         Ok(())
     }

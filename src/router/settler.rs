@@ -28,6 +28,9 @@ const MARGIN: Duration = Duration::from_millis(100);
 /// Settlements with the units that they are for.
 type Group = Vec<(UnitId, Settlement)>;
 
+/// An ordering key: project, resource, aggregate id.
+type Key = (String, String, String);
+
 /// Writes groups until the host stops and nothing is left.
 pub(super) async fn run(host: Arc<Host>) {
     let mut settler = Settler { refused: HashSet::new(), host };
@@ -86,10 +89,11 @@ impl Settler {
     /// written, lost, or back in the ledger.
     async fn write(&mut self, group: Group) {
         let mut todo = vec![group];
+        let mut overdue = HashSet::new();
         let mut pause = Duration::from_millis(20);
         while let Some(group) = todo.pop() {
-            let (group, late) = self.in_time(group);
-            self.lost(late);
+            let (group, late) = self.in_time(group, &mut overdue);
+            self.late(late);
             let Some(within) = self.time_left(&group) else { continue };
             let (ids, settlements): (Vec<_>, Vec<_>) = group.into_iter().unzip();
             let began = Instant::now();
@@ -102,7 +106,7 @@ impl Settler {
                     self.host.metrics.settle(group.len(), seconds);
                     self.apply(group, verdicts);
                 }
-                Err(error @ StoreError::Unavailable(_)) => {
+                Err(error @ (StoreError::Unavailable(_) | StoreError::Full(_))) => {
                     self.host.faulty("settling", &error);
                     todo.push(group);
                     self.rest(&mut pause).await;
@@ -137,17 +141,48 @@ impl Settler {
         }
     }
 
-    /// Those whose leases still have time, and those whose haven't.
-    fn in_time(&self, group: Group) -> (Group, Group) {
+    /// Those whose leases still have time, and those whose haven't or that
+    /// would overtake one of them.
+    fn in_time(&self, group: Group, overdue: &mut HashSet<Key>) -> (Group, Group) {
         let ledger = self.host.ledger();
         let now = Instant::now() + MARGIN;
-        group.into_iter().partition(|(id, _)| ledger.lease_of(*id).is_some_and(|until| until > now))
+        group.into_iter().partition(|(id, settlement)| {
+            let key = || {
+                let event = &settlement.event;
+                (event.project.clone(), event.resource.clone(), event.aggregate_id.clone())
+            };
+            if !overdue.is_empty() && overdue.contains(&key()) {
+                return false;
+            }
+            let in_time = ledger.lease_of(*id).is_some_and(|until| until > now);
+            if !in_time {
+                overdue.insert(key());
+            }
+            in_time
+        })
     }
 
     fn time_left(&self, group: &Group) -> Option<Duration> {
         let ledger = self.host.ledger();
         let first = group.iter().filter_map(|(id, _)| ledger.lease_of(*id)).min()?;
         first.checked_duration_since(Instant::now() + MARGIN)
+    }
+
+    /// Units whose leases end before they can be written. The database may
+    /// hold their claims a little longer: until they are given back, nothing
+    /// later may overtake them.
+    fn late(&mut self, group: Group) {
+        if group.is_empty() {
+            return;
+        }
+        tracing::warn!(rows = group.len(), "leases ended before results were written");
+        self.host.metrics.lost(group.len() as u64);
+        let mut ledger = self.host.ledger();
+        for (id, _) in group {
+            self.refused.remove(&id);
+            ledger.release(id);
+        }
+        self.host.to_settle.notify_one();
     }
 
     fn lost(&mut self, group: Group) {

@@ -72,6 +72,21 @@ pub enum StoreError {
 pub type Source = Box<dyn std::error::Error + Send + Sync>;
 
 impl StoreError {
+    /// What anybody may be told of it: no address, statement or row.
+    #[must_use]
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::Unavailable(_) => "the database can't be reached",
+            Self::Busy(_) => "the database was too busy to answer in time",
+            Self::Full(_) => {
+                "the database has no room left: its disk, a quota or a limit on file sizes is full"
+            }
+            Self::Schema(_) => "the database's schema isn't this version's",
+            Self::Setting(_) => "a setting can't be used with the database",
+            Self::Refused(_) => "the database refused a statement",
+        }
+    }
+
     /// Whether the same call may succeed later.
     #[must_use]
     pub const fn is_passing(&self) -> bool {
