@@ -121,10 +121,7 @@ impl Host {
             soft: CancellationToken::new(),
             hard: CancellationToken::new(),
             tasks: TaskTracker::new(),
-            identity: Mutex::new(Identity {
-                id: HostId(uuid::Uuid::new_v4()),
-                doubtful: false,
-            }),
+            identity: Mutex::new(Identity { id: HostId(uuid::Uuid::new_v4()), doubtful: false }),
             ledger: Mutex::default(),
             lanes: Mutex::default(),
             agenda: Mutex::default(),

@@ -43,10 +43,10 @@ impl Postgres {
                         set_config('statement_timeout', $1, true),
                         set_config('idle_in_transaction_session_timeout', $1, true)",
             )
-                .bind(millis(within).max(1).to_string())
-                .execute(&mut *tx)
-                .await
-                .map_err(fault)?;
+            .bind(millis(within).max(1).to_string())
+            .execute(&mut *tx)
+            .await
+            .map_err(fault)?;
             let verdicts = self.write_rows(&mut tx, group).await?;
             tx.commit().await.map_err(fault)?;
             Ok(verdicts)
