@@ -211,6 +211,7 @@ impl Poller {
         let lanes = self.host.lanes().clone();
         {
             let mut ledger = self.host.ledger();
+            ledger.sees(claimed.horizon);
             for (row, matching) in matched {
                 // A lane lost since: the claim is void.
                 if let Some(holding) = lanes.get(&row.event.lane) {

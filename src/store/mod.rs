@@ -186,6 +186,20 @@ pub struct Claimed<T> {
     pub rows: Vec<T>,
     /// The database's clock when it was made.
     pub now: UnixMillis,
+    /// Which transactions it may have missed.
+    pub horizon: Horizon,
+}
+
+/// Transactions, numbered as they begin to write, as a claim saw them. A pk
+/// may be given out long before its row can be seen: one that is smaller than
+/// a row of a claim may still come, but not once every transaction that began
+/// before the claim has ended. All zero where writes come one after another.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Horizon {
+    /// Those with smaller numbers had ended.
+    pub ended: i64,
+    /// Those that had begun have smaller numbers.
+    pub begun: i64,
 }
 
 /// Where there is work, and when there will be.
