@@ -8,7 +8,10 @@ use std::{
 
 use tokio::{select, time::sleep};
 
-use super::{host::Host, lease::Lease};
+use super::{
+    host::{Holding, Host},
+    lease::Lease,
+};
 use crate::{
     model::Lane,
     store::{Claimed, ClaimedDelivery, ClaimedEvent, Seam, StoreError},
@@ -29,6 +32,14 @@ const MAX_SEAMS: usize = 512;
 
 /// Rows asked of a seam that had none the last time.
 const PROBE: u32 = 16;
+
+/// The lanes that a host held when it claimed.
+type Held = BTreeMap<Lane, Holding>;
+
+/// A lane that was held when a claim was made and has been since.
+fn still_held(held: &Held, lane: Lane) -> Option<&Holding> {
+    held.get(&lane).filter(|holding| !holding.tenure.over.is_cancelled())
+}
 
 /// Claims until the host is to stop.
 pub(super) async fn run(host: Arc<Host>) {
@@ -143,11 +154,12 @@ impl Poller {
         let number = self.host.ledger().claim_begins();
         let began = Instant::now();
         let lease = self.host.settings.lease;
+        let held = self.host.lanes().clone();
         let claimed = self.host.store.claim_events(self.host.id(), &seams, lease).await;
         let claimed = self.host.sure(claimed)?;
         let drained = self.learn(&seams, &claimed);
         let found = claimed.rows.len();
-        self.admit_events(claimed, began, number).await?;
+        self.admit_events(claimed, &held, began, number).await?;
         if sweep {
             let mut ledger = self.host.ledger();
             for seam in drained {
@@ -165,11 +177,11 @@ impl Poller {
         let began = Instant::now();
         let limit = u32::try_from(room).unwrap_or(u32::MAX).min(self.host.settings.batch);
         let lease = self.host.settings.lease;
-        let id = self.host.id();
+        let (id, held) = (self.host.id(), self.host.lanes().clone());
         let claimed = self.host.store.claim_scheduled(id, lanes, &projects, limit, lease).await;
         let claimed = self.host.sure(claimed)?;
         let found = claimed.rows.len();
-        self.admit_events(claimed, began, number).await?;
+        self.admit_events(claimed, &held, began, number).await?;
         Ok(found)
     }
 
@@ -177,6 +189,7 @@ impl Poller {
     async fn admit_events(
         &self,
         claimed: Claimed<ClaimedEvent>,
+        held: &Held,
         began: Instant,
         number: u64,
     ) -> Result<(), StoreError> {
@@ -208,13 +221,12 @@ impl Poller {
                 (row, matching)
             })
             .collect();
-        let lanes = self.host.lanes().clone();
         {
             let mut ledger = self.host.ledger();
             ledger.sees(claimed.horizon);
             for (row, matching) in matched {
-                // A lane lost since: the claim is void.
-                if let Some(holding) = lanes.get(&row.event.lane) {
+                // A lane lost since, even if it was taken again: the claim is void.
+                if let Some(holding) = still_held(held, row.event.lane) {
                     ledger.admit_event(row, matching, &lease, &holding.tenure, number);
                 }
             }
@@ -251,7 +263,7 @@ impl Poller {
         }
         let began = Instant::now();
         let lease = self.host.settings.lease;
-        let id = self.host.id();
+        let (id, held) = (self.host.id(), self.host.lanes().clone());
         let claimed = self.host.store.claim_deliveries(id, lanes, &wants, lease).await;
         let claimed = self.host.sure(claimed)?;
         let found = claimed.rows.len();
@@ -263,13 +275,14 @@ impl Poller {
         if wants.iter().any(|(_, _, want)| found >= *want as usize) {
             self.host.agenda().look_at(Instant::now());
         }
-        self.admit_deliveries(claimed, began).await?;
+        self.admit_deliveries(claimed, &held, began).await?;
         Ok(found)
     }
 
     async fn admit_deliveries(
         &self,
         claimed: Claimed<ClaimedDelivery>,
+        held: &Held,
         began: Instant,
     ) -> Result<(), StoreError> {
         self.host.metrics.claimed(claimed.rows.len() as u64);
@@ -285,14 +298,13 @@ impl Poller {
         self.host.pulse.good();
         let rules = self.host.rules.load_full();
         let lease = Arc::new(Lease::new(began + self.host.settings.lease));
-        let lanes = self.host.lanes().clone();
         let mut back = Vec::new();
         {
             let mut ledger = self.host.ledger();
             for row in claimed.rows {
                 let rule = rules.rule(&row.event.project, &row.trigger);
                 // Paused or deleted since.
-                match (rule.filter(|rule| !rule.paused()), lanes.get(&row.event.lane)) {
+                match (rule.filter(|rule| !rule.paused()), still_held(held, row.event.lane)) {
                     (Some(rule), Some(holding)) => {
                         ledger.admit_delivery(row, Arc::clone(rule), &lease, &holding.tenure);
                     }

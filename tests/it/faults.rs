@@ -7,11 +7,18 @@ use tokio::time::sleep;
 use self::load::{Load, triggers};
 use crate::{database::Database, hosts::Host, scenarios::alone};
 
+mod clocks;
 mod cluster;
+mod joining;
+mod late;
 mod load;
 mod network;
+mod plugins;
 mod proxy;
 mod restarts;
+mod shared;
+mod sqlite;
+mod stops;
 
 /// A lease that ends soon after its host.
 const QUICK: [(&str, &str); 1] = [("OUTRIGGER_LEASE", "2s")];

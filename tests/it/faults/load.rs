@@ -81,8 +81,13 @@ impl Load {
 
     /// Waits until everything is through.
     pub(super) async fn drained(self, url: &str) {
+        self.drained_beside(url, 0).await;
+    }
+
+    /// Waits until everything is through, and so many other orders.
+    pub(super) async fn drained_beside(self, url: &str, others: i64) {
         let mut database = PgConnection::connect(url).await.unwrap();
-        let events = i64::from(self.events);
+        let events = i64::from(self.events) + others;
         eventually("everything is through", LONG, async || {
             let left = "SELECT (SELECT count(*) FROM outrigger_outbox WHERE dispatched_at IS NULL)
                              + (SELECT count(*) FROM outrigger_delivery

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use reqwest::{Method, StatusCode};
 use sqlx::{Connection, PgConnection};
 use tokio::time::sleep;
 
@@ -83,9 +82,8 @@ async fn a_host_that_hears_nothing_lets_go_and_comes_back() {
     let load = Load { events: 6000, aggregates: 200 };
     let writer = tokio::spawn(load.record_all(database.url.clone(), Duration::from_millis(100)));
     eventually("the far host is at work", LONG, async || {
-        let text = far.get("/metrics").await;
-        let done = metric(text.as_str().unwrap(), "outrigger_dispatched_events_total");
-        if done > 100.0 { Ok(()) } else { Err(done) }
+        let done = far.metric("outrigger_dispatched_events_total").await;
+        if done > 100 { Ok(()) } else { Err(done) }
     })
     .await;
     proxy.weather(Weather::Hole);
@@ -95,15 +93,9 @@ async fn a_host_that_hears_nothing_lets_go_and_comes_back() {
     })
     .await;
     eventually("the far host holds nothing and says why", LONG, async || {
-        let (status, problem) = far.send(Method::GET, "/readyz", None).await;
-        let text = far.get("/metrics").await;
-        let held = metric(text.as_str().unwrap(), "outrigger_held_rows");
-        let said = problem["detail"].as_str().is_some_and(|why| why.contains("the database"));
-        if status == StatusCode::SERVICE_UNAVAILABLE && said && held == 0.0 {
-            Ok(())
-        } else {
-            Err((status, problem, held))
-        }
+        let (ready, held) = (far.ready().await, far.metric("outrigger_held_rows").await);
+        let said = ready.as_ref().is_err_and(|why| why.contains("the database"));
+        if said && held == 0 { Ok(()) } else { Err((ready, held)) }
     })
     .await;
     writer.await.unwrap();
@@ -115,17 +107,7 @@ async fn a_host_that_hears_nothing_lets_go_and_comes_back() {
         if seen == (8, 2) { Ok(()) } else { Err(seen) }
     })
     .await;
-    eventually("the far host is ready", LONG, async || {
-        let (status, problem) = far.send(Method::GET, "/readyz", None).await;
-        if status == StatusCode::OK { Ok(()) } else { Err(problem) }
-    })
-    .await;
+    eventually("the far host is ready", LONG, async || far.ready().await).await;
     load.check(&database.url, "a hole").await;
     assert_eq!(near.get("/healthz").await["status"], "ok");
-}
-
-/// One of a host's numbers.
-fn metric(text: &str, name: &str) -> f64 {
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.and_then(|value| value.parse().ok()).unwrap_or(0.0)
 }
