@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     host::{Holding, Host},
-    lease::{Lease, Tenure},
+    lease::Tenure,
 };
 use crate::{
     model::Lane,
@@ -180,15 +180,11 @@ impl Keeper {
         for part in expiring.chunks(1000) {
             let claims: Vec<_> = part.iter().map(|(_, claim, _)| &**claim).collect();
             let held = self.host.store.renew(&claims, lease).await?;
-            let renewed = Arc::new(Lease::new(began + lease));
             let mut ledger = self.host.ledger();
-            for ((id, _, old), held) in part.iter().zip(held) {
+            for ((id, _, own), held) in part.iter().zip(held) {
                 match held {
-                    Held::Yes => {
-                        // Calls that run watch the lease that they began with.
-                        old.extend(began + lease);
-                        ledger.renewed(*id, &renewed);
-                    }
+                    // Calls that run watch it too.
+                    Held::Yes => own.extend(began + lease),
                     Held::Lost => {
                         self.host.metrics.lost(1);
                         ledger.lost(*id);

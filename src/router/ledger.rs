@@ -493,13 +493,6 @@ impl Ledger {
             .collect()
     }
 
-    /// Gives one unit a lease of its own.
-    pub(super) fn renewed(&mut self, id: UnitId, lease: &Arc<Lease>) {
-        if let Some(unit) = self.units.get_mut(&id) {
-            unit.lease = Arc::clone(lease);
-        }
-    }
-
     /// When a unit's lease ends.
     pub(super) fn lease_of(&self, id: UnitId) -> Option<Instant> {
         self.units.get(&id).map(|unit| unit.lease.until())
@@ -593,7 +586,8 @@ impl Ledger {
         let unit = Unit {
             event: Arc::new(event),
             claim: Arc::new(claim),
-            lease: Arc::clone(lease),
+            // Its own: of the rows of one claim some may be renewed, and others not.
+            lease: Arc::new(Lease::new(lease.until())),
             tenure: Arc::clone(tenure),
             delivery,
             shares: Vec::new(),
