@@ -32,8 +32,8 @@ async fn a_host_that_joins_gets_its_share_and_those_that_leave_cost_nothing() {
     })
     .await;
 
-    let load = Load { events: 10_000, aggregates: 400 };
-    let writer = tokio::spawn(load.record_all(database.url.clone(), Duration::from_millis(400)));
+    let load = Load { events: 6000, aggregates: 200 };
+    let writer = tokio::spawn(load.record_all(database.url.clone(), Duration::from_millis(250)));
     eventually("the hosts are at work", LONG, async || {
         let done = second.metric("outrigger_dispatched_events_total").await;
         if done > 0 { Ok(()) } else { Err(done) }

@@ -73,6 +73,14 @@ async fn post(host: &Host, event: Value) -> (StatusCode, Value) {
     host.send(Method::POST, "/v1/projects/shop/events", Some(event)).await
 }
 
+async fn not_ready(host: &Host, reason: &str) {
+    eventually("the host isn't ready, and says why", LONG, async || match host.ready().await {
+        Err(why) if why.contains(reason) => Ok(()),
+        other => Err(other),
+    })
+    .await;
+}
+
 /// Waits until every event is through, and checks that each was handled by its
 /// first attempt and added one to `n`.
 async fn through_at_once(host: &Host, database: &Database, events: i64) {
@@ -100,6 +108,12 @@ async fn a_file_that_others_lock_for_long_is_waited_for() {
     let database = Database::sqlite();
     let host = Host::with(&database.url, &IMPATIENT).await;
     triggers(&host).await;
+    // With nothing to do, only leases are written.
+    let lock = Locked::new(database.path());
+    not_ready(&host, "too busy").await;
+    lock.release();
+    eventually("the host is ready", LONG, async || host.ready().await).await;
+
     let slow = json!([{"op": "sleep", "ms": 200}, {"op": "increment", "key": "n", "by": 1}]);
     for _ in 0..10 {
         assert_eq!(post(&host, order(&slow, "before")).await.0, StatusCode::CREATED);
@@ -111,11 +125,7 @@ async fn a_file_that_others_lock_for_long_is_waited_for() {
     .await;
 
     let lock = Locked::new(database.path());
-    eventually("the host isn't ready, and says why", LONG, async || match host.ready().await {
-        Err(why) if why.contains("too busy") => Ok(()),
-        other => Err(other),
-    })
-    .await;
+    not_ready(&host, "too busy").await;
     let (status, problem) = post(&host, order(&slow, "refused")).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{problem}");
     assert_eq!(problem["type"], "urn:outrigger:problem:unavailable");
@@ -164,11 +174,7 @@ async fn a_disk_that_is_full_passes() {
     let said = problem["detail"].as_str().unwrap();
     assert!(said.contains("no room left"), "{said}");
     assert!(recorded > 0, "there was some room");
-    eventually("the host isn't ready, and says why", LONG, async || match host.ready().await {
-        Err(why) if why.contains("no room left") => Ok(()),
-        other => Err(other),
-    })
-    .await;
+    not_ready(&host, "no room left").await;
     assert_eq!(host.get("/healthz").await["status"], "ok");
     assert!(host.runs());
 
