@@ -18,6 +18,9 @@ use tokio::{
     task::JoinHandle,
 };
 
+/// The length of the answer to a ping, which nothing hangs on.
+const PONG: usize = 6;
+
 /// What the network does to bytes on their way.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Weather {
@@ -35,8 +38,8 @@ pub(super) enum Weather {
 enum Cut {
     /// They end.
     Now,
-    /// The next answer on each is swallowed, and then it ends: what was asked
-    /// has been done.
+    /// The next answer on each, but for that to a ping, is swallowed, and then
+    /// it ends: what was asked has been done.
     BeforeAnswer,
 }
 
@@ -173,7 +176,7 @@ impl Line {
             if let Weather::Slow(delay) = weather {
                 tokio::time::sleep(delay).await;
             }
-            if answers && self.swallow.load(Ordering::Relaxed) {
+            if answers && size > PONG && self.swallow.load(Ordering::Relaxed) {
                 self.swallowed.fetch_add(1, Ordering::Relaxed);
                 return;
             }
