@@ -32,7 +32,10 @@ async fn alive() -> Answered<Value> {
 async fn ready(State(app): State<Shared>) -> Answer<Answered<Value>> {
     let health = app.api.pulse.health(app.api.settings.stall_after);
     if let Some(span) = health.stalled_for {
-        let detail = format!("the router has got nothing done for {} s", span.as_secs());
+        let mut detail = format!("the router has got nothing done for {} s", span.as_secs());
+        if let Some(reason) = health.reason {
+            detail = format!("{detail}: {reason}");
+        }
         return Err(Problem::new(Kind::Stalled, detail));
     }
     match tokio::time::timeout(PATIENCE, app.api.store.ping()).await {

@@ -198,16 +198,11 @@ impl From<Invalid> for Problem {
 
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
-        let detail = match &error {
-            StoreError::Unavailable(_) => "the database can't be reached",
-            StoreError::Busy(_) => "the database was too busy to answer in time",
-            StoreError::Full(_) => "the database has no room left",
-            StoreError::Schema(_) | StoreError::Setting(_) | StoreError::Refused(_) => {
-                return Self::internal(&error);
-            }
-        };
+        if !error.is_passing() {
+            return Self::internal(&error);
+        }
         tracing::warn!(error = &error as &(dyn std::error::Error + 'static), "a request failed");
-        Self::new(Kind::Unavailable, detail)
+        Self::new(Kind::Unavailable, error.reason())
     }
 }
 

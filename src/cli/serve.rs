@@ -150,6 +150,12 @@ impl Host {
     }
 }
 
+/// SIGXFSZ, which has another number on MIPS alone.
+#[cfg(all(unix, not(any(target_arch = "mips", target_arch = "mips64"))))]
+const FILE_SIZE_SIGNAL: i32 = 25;
+#[cfg(all(unix, any(target_arch = "mips", target_arch = "mips64")))]
+const FILE_SIZE_SIGNAL: i32 = 31;
+
 /// Resolves at the first signal to stop; a second one ends the process at once.
 #[cfg(unix)]
 fn signals() -> Result<impl Future<Output = ()>> {
@@ -163,6 +169,9 @@ fn signals() -> Result<impl Future<Output = ()>> {
             _ = terminate.recv() => {}
         }
     };
+    // A file that reaches a limit on its size would end the process: with the
+    // signal caught, the write fails as on a full disk.
+    drop(signal(SignalKind::from_raw(FILE_SIZE_SIGNAL))?);
     let first = CancellationToken::new();
     let told = first.clone();
     tokio::spawn(async move {

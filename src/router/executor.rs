@@ -158,7 +158,7 @@ impl Host {
             return Ending::Released;
         }
         begun.store(true, Ordering::Relaxed);
-        let ending = match self.store.run_alone(self.id, Some(claim)).await {
+        let ending = match self.store.run_alone(self.id(), Some(claim)).await {
             Ok(Held::Yes) => loop {
                 if let Some(ending) = self.try_once(job).await {
                     break ending;
@@ -171,7 +171,7 @@ impl Host {
             }
         };
         if solitude.is_last()
-            && let Err(error) = self.store.run_alone(self.id, None).await
+            && let Err(error) = self.store.run_alone(self.id(), None).await
         {
             self.faulty("noting that nothing runs alone", &error);
         }

@@ -19,7 +19,6 @@ use crate::{
 };
 
 pub(super) struct Host {
-    pub(super) id: HostId,
     pub(super) store: Arc<dyn Store>,
     pub(super) targets: Arc<dyn Targets>,
     pub(super) metrics: Arc<Metrics>,
@@ -41,9 +40,21 @@ pub(super) struct Host {
     /// Cancelled to do nothing more.
     pub(super) hard: CancellationToken,
     pub(super) tasks: TaskTracker,
+    identity: Mutex<Identity>,
     ledger: Mutex<Ledger>,
     lanes: Mutex<BTreeMap<Lane, Holding>>,
     agenda: Mutex<Agenda>,
+}
+
+/// Who this host is to lanes and claims.
+struct Identity {
+    id: HostId,
+    /// A claim broke off: rows may be claimed that nobody works on, and what
+    /// comes after them in their ordering keys would overtake them. Even a
+    /// statement that was given up may still arrive. So this host gives all
+    /// its lanes back and takes lanes under a new id, for which nothing of
+    /// that holds.
+    doubtful: bool,
 }
 
 /// A lane that this host holds.
@@ -98,7 +109,6 @@ impl Host {
         settings: Settings,
     ) -> Self {
         Self {
-            id: HostId(uuid::Uuid::new_v4()),
             store,
             targets,
             metrics,
@@ -113,11 +123,46 @@ impl Host {
             soft: CancellationToken::new(),
             hard: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            identity: Mutex::new(Identity { id: HostId(uuid::Uuid::new_v4()), doubtful: false }),
             ledger: Mutex::default(),
             lanes: Mutex::default(),
             agenda: Mutex::default(),
             settings,
         }
+    }
+
+    fn identity(&self) -> MutexGuard<'_, Identity> {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This host, as lanes and claims know it now.
+    pub(super) fn id(&self) -> HostId {
+        self.identity().id
+    }
+
+    /// Whether it isn't known what this host has claimed: it claims nothing
+    /// more until its lanes are given back.
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.identity().doubtful
+    }
+
+    /// Notes that it isn't known what a claim did.
+    pub(super) fn doubt(&self) {
+        self.identity().doubtful = true;
+        self.to_keep.notify_one();
+    }
+
+    /// What a claim brought. An answer that never came leaves a doubt.
+    pub(super) fn sure<T>(&self, answer: Result<T, StoreError>) -> Result<T, StoreError> {
+        if let Err(StoreError::Unavailable(_)) = answer {
+            self.doubt();
+        }
+        answer
+    }
+
+    /// Becomes a host that holds nothing.
+    pub(super) fn start_over(&self) {
+        *self.identity() = Identity { id: HostId(uuid::Uuid::new_v4()), doubtful: false };
     }
 
     pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {

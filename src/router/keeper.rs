@@ -6,12 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{select, time::sleep};
+use tokio::{
+    select,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     host::{Holding, Host},
-    lease::{Lease, Tenure},
+    lease::Tenure,
 };
 use crate::{
     model::Lane,
@@ -22,10 +25,13 @@ use crate::{
 pub(super) async fn run(host: Arc<Host>) {
     let mut keeper = Keeper { renewed: Instant::now(), name: name(), host };
     loop {
-        let rest = match keeper.round().await {
+        let limit = keeper.patience();
+        let round = timeout(limit, keeper.round()).await;
+        let rest = match round.unwrap_or_else(|late| Err(StoreError::Unavailable(late.into()))) {
             Ok(rest) => rest,
             Err(error) => {
-                keeper.host.faulty("keeping lanes", &error);
+                tracing::warn!(error = %error, "keeping lanes failed");
+                keeper.host.pulse.not_renewed(&error);
                 keeper.give_up_if_late();
                 keeper.interval() / 4
             }
@@ -51,16 +57,28 @@ impl Keeper {
         (self.host.settings.lease / 6).min(Duration::from_secs(5))
     }
 
+    /// How long a round may take: a database that doesn't answer is asked
+    /// again on another connection, and is not waited for beyond the lease.
+    fn patience(&self) -> Duration {
+        let lease = self.host.settings.lease;
+        let left = lease.saturating_sub(self.renewed.elapsed());
+        if left.is_zero() { lease / 3 } else { left.min(lease / 3) }
+    }
+
     /// Answers how long to rest.
     async fn round(&mut self) -> Result<Duration, StoreError> {
         let host = Arc::clone(&self.host);
         let (store, lease) = (&host.store, host.settings.lease);
-        let began = Instant::now();
-        let live = store.heartbeat(host.id, &self.name, lease).await?;
-        let held = store.renew_lanes(host.id, lease).await?;
+        if host.is_doubtful() {
+            self.start_over().await?;
+        }
+        let (id, began) = (host.id(), Instant::now());
+        let live = store.heartbeat(id, &self.name, lease).await?;
+        let held = store.renew_lanes(id, lease).await?;
         self.renewed = began;
-        host.pulse.good();
+        host.pulse.renewed();
         self.drop_lost(&held);
+        self.return_unknown(&held).await?;
         self.renew_claims().await?;
         if host.soft.is_cancelled() {
             return Ok(self.interval());
@@ -68,12 +86,12 @@ impl Keeper {
         let share = usize::try_from(store.lanes()).unwrap_or(1).div_ceil(live.max(1));
         let dry = self.mark_surplus(share);
         if !dry.is_empty() {
-            store.yield_lanes(host.id, &dry).await?;
+            store.yield_lanes(id, &dry).await?;
             self.forget(&dry);
         }
         let own = host.lanes().len();
         if own < share {
-            let taken = store.take_lanes(host.id, share - own, lease).await?;
+            let taken = store.take_lanes(id, share - own, lease).await?;
             if !taken.is_empty() {
                 tracing::debug!(lanes = ?taken, live, "took lanes over");
                 let mut lanes = host.lanes();
@@ -98,6 +116,33 @@ impl Keeper {
             tracing::warn!(lanes = ?lost, "lost lanes to another host");
             self.forget(&lost);
         }
+    }
+
+    /// Lanes whose taking broke off before it was answered: renewed for ever,
+    /// they would be nobody's.
+    async fn return_unknown(&self, held: &[Lane]) -> Result<(), StoreError> {
+        let unknown: Vec<Lane> = {
+            let lanes = self.host.lanes();
+            held.iter().copied().filter(|lane| !lanes.contains_key(lane)).collect()
+        };
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        self.host.store.yield_lanes(self.host.id(), &unknown).await
+    }
+
+    /// Gives all lanes back and goes on as another host: whoever takes them
+    /// clears the claims in them, those that nobody knows of too.
+    async fn start_over(&self) -> Result<(), StoreError> {
+        let (store, id) = (&self.host.store, self.host.id());
+        let all: Vec<Lane> = (0..store.lanes()).collect();
+        store.yield_lanes(id, &all).await?;
+        let own: Vec<Lane> = self.host.lanes().keys().copied().collect();
+        self.forget(&own);
+        store.goodbye(id).await?;
+        self.host.start_over();
+        tracing::info!(before = %id, now = %self.host.id(), "a claim broke off; starting over");
+        Ok(())
     }
 
     fn forget(&self, gone: &[Lane]) {
@@ -135,15 +180,11 @@ impl Keeper {
         for part in expiring.chunks(1000) {
             let claims: Vec<_> = part.iter().map(|(_, claim, _)| &**claim).collect();
             let held = self.host.store.renew(&claims, lease).await?;
-            let renewed = Arc::new(Lease::new(began + lease));
             let mut ledger = self.host.ledger();
-            for ((id, _, old), held) in part.iter().zip(held) {
+            for ((id, _, own), held) in part.iter().zip(held) {
                 match held {
-                    Held::Yes => {
-                        // Calls that run watch the lease that they began with.
-                        old.extend(began + lease);
-                        ledger.renewed(*id, &renewed);
-                    }
+                    // Calls that run watch it too.
+                    Held::Yes => own.extend(began + lease),
                     Held::Lost => {
                         self.host.metrics.lost(1);
                         ledger.lost(*id);

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::model::Lane;
 
-/// The lease of one claim. It is reckoned from before the claim was sent, so
+/// The lease of one claimed row. It is reckoned from before the claim was sent, so
 /// that it ends here no later than in the database.
 #[derive(Debug)]
 pub(super) struct Lease(Mutex<Instant>);

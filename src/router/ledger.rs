@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     model::{Lane, event::Event},
-    store::{Chain, Claim, ClaimedDelivery, ClaimedEvent, Settlement, SpillCause},
+    store::{Chain, Claim, ClaimedDelivery, ClaimedEvent, Horizon, Settlement, SpillCause},
 };
 
 /// Names a unit for as long as it is held; rises in the order of claims.
@@ -148,7 +148,15 @@ struct Track {
     /// latest then.
     returned: BTreeMap<i64, u64>,
     high: i64,
+    /// Up to here no row can come any more.
+    safe: i64,
+    /// What was the highest at claims since, each with the number that all
+    /// transactions which may still bring a smaller one are below.
+    fences: VecDeque<(i64, i64)>,
 }
+
+/// Fences that are kept for a track; a transaction may stay open for long.
+const MAX_FENCES: usize = 64;
 
 #[derive(Default)]
 pub(super) struct Ledger {
@@ -167,6 +175,10 @@ pub(super) struct Ledger {
     hasher: RandomState,
     last: UnitId,
     claims: u64,
+    /// Transactions with smaller numbers have ended.
+    ended: i64,
+    /// Those that had begun at the latest claim have smaller numbers.
+    begun: i64,
     closed: bool,
 }
 
@@ -184,7 +196,7 @@ impl Ledger {
     /// Where a claim may begin to look in a lane and project.
     pub(super) fn mark(&self, lane: Lane, project: &str) -> i64 {
         // A look-up by a borrowed pair isn't to be had; claims are few.
-        self.tracks.get(&(lane, project.to_owned())).map_or(0, Track::mark)
+        self.tracks.get(&(lane, project.to_owned())).map_or(0, |track| track.mark(self.ended))
     }
 
     /// A claim that ignored the mark has brought all there was in a lane and
@@ -199,6 +211,13 @@ impl Ledger {
     pub(super) fn claim_begins(&mut self) -> u64 {
         self.claims += 1;
         self.claims
+    }
+
+    /// Notes which transactions a claim may have missed, before its rows are
+    /// admitted.
+    pub(super) fn sees(&mut self, horizon: Horizon) {
+        self.ended = self.ended.max(horizon.ended);
+        self.begun = horizon.begun;
     }
 
     /// Notes that all rows of a claim are admitted: spills settled before it
@@ -227,7 +246,7 @@ impl Ledger {
         }
         if event.available_at.is_none() {
             let track = self.tracks.entry((event.lane, event.project.clone())).or_default();
-            track.claimed(event.pk);
+            track.claimed(event.pk, self.begun, self.ended);
         }
         let id = self.insert(Unit {
             delivery: None,
@@ -540,13 +559,6 @@ impl Ledger {
             .collect()
     }
 
-    /// Gives one unit a lease of its own.
-    pub(super) fn renewed(&mut self, id: UnitId, lease: &Arc<Lease>) {
-        if let Some(unit) = self.units.get_mut(&id) {
-            unit.terms.lease = Arc::clone(lease);
-        }
-    }
-
     /// When a unit's lease ends, and its line.
     pub(super) fn lease_of(&self, id: UnitId) -> Option<(Instant, Option<Line>)> {
         self.units.get(&id).map(|unit| (unit.terms.lease.until(), unit.line))
@@ -801,7 +813,12 @@ impl Unit {
         Self {
             event: Arc::new(event),
             claim: Arc::new(claim),
-            terms: terms.clone(),
+            // A lease of its own: of the rows of one claim some may be renewed,
+            // and others not.
+            terms: Terms {
+                lease: Arc::new(Lease::new(terms.lease.until())),
+                tenure: Arc::clone(&terms.tenure),
+            },
             delivery: None,
             suspect: false,
             shares: Vec::new(),
@@ -815,16 +832,30 @@ impl Unit {
 }
 
 impl Track {
-    /// Rows up to this pk are settled.
-    fn mark(&self) -> i64 {
+    /// Rows up to this pk are settled, and none can come any more.
+    fn mark(&self, ended: i64) -> i64 {
+        let passed = self.fences.iter().take_while(|(_, begun)| *begun <= ended);
+        let safe = passed.last().map_or(self.safe, |(high, _)| *high);
         let first = self.held.first().into_iter().chain(self.returned.keys().next()).min();
-        first.map_or(self.high, |first| first - 1)
+        first.map_or(safe, |first| safe.min(first - 1))
     }
 
-    fn claimed(&mut self, pk: i64) {
+    fn claimed(&mut self, pk: i64, begun: i64, ended: i64) {
         self.held.insert(pk);
         self.returned.remove(&pk);
-        self.high = self.high.max(pk);
+        if pk <= self.high {
+            return;
+        }
+        self.high = pk;
+        while let Some((high, _)) = self.fences.pop_front_if(|(_, begun)| *begun <= ended) {
+            self.safe = high;
+        }
+        let full = self.fences.len() >= MAX_FENCES;
+        if full || self.fences.back().is_some_and(|(_, last)| *last == begun) {
+            // The later one stands for both.
+            self.fences.pop_back();
+        }
+        self.fences.push_back((pk, begun));
     }
 
     fn gone(&mut self, pk: i64, settled: bool, claims: u64) {

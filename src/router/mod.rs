@@ -134,8 +134,8 @@ impl Router {
             let _ = tokio::time::timeout(Duration::from_secs(5), host.tasks.wait()).await;
             let lanes: Vec<_> = host.lanes().keys().copied().collect();
             let leaving = async {
-                host.store.yield_lanes(host.id, &lanes).await?;
-                host.store.goodbye(host.id).await
+                host.store.yield_lanes(host.id(), &lanes).await?;
+                host.store.goodbye(host.id()).await
             };
             match tokio::time::timeout(Duration::from_secs(5), leaving).await {
                 Ok(Ok(())) => {}

@@ -10,7 +10,7 @@ use tokio::{select, time::sleep};
 
 use super::{
     host::{Holding, Host},
-    lease::Lease,
+    lease::{Lease, Tenure},
     ledger::Terms,
 };
 use crate::{
@@ -36,6 +36,14 @@ const RUN: u32 = 50;
 
 /// Rows asked of a seam that had none the last time.
 const PROBE: u32 = 16;
+
+/// The lanes that a host held when it claimed.
+type Held = BTreeMap<Lane, Holding>;
+
+/// A lane that was held when a claim was made and has been since.
+fn still_held(held: &Held, lane: Lane) -> Option<&Arc<Tenure>> {
+    held.get(&lane).map(|holding| &holding.tenure).filter(|tenure| !tenure.over.is_cancelled())
+}
 
 /// Claims until the host is to stop.
 pub(super) async fn run(host: Arc<Host>) {
@@ -76,6 +84,9 @@ struct Poller {
 impl Poller {
     /// Claims once of everything. Answers whether there may be more at once.
     async fn round(&mut self) -> Result<bool, StoreError> {
+        if self.host.is_doubtful() {
+            return Ok(false);
+        }
         let lanes = self.host.own_lanes();
         let room = self.host.capacity().saturating_sub(self.host.ledger().len());
         if lanes.is_empty() || room == 0 {
@@ -147,10 +158,12 @@ impl Poller {
         let number = self.host.ledger().claim_begins();
         let began = Instant::now();
         let lease = self.host.settings.lease;
-        let claimed = self.host.store.claim_events(self.host.id, &seams, lease).await?;
+        let held = self.host.lanes().clone();
+        let claimed = self.host.store.claim_events(self.host.id(), &seams, lease).await;
+        let claimed = self.host.sure(claimed)?;
         let drained = self.learn(&seams, &claimed);
         let found = claimed.rows.len();
-        self.admit_events(claimed, began, number).await?;
+        self.admit_events(claimed, &held, began, number).await?;
         if sweep {
             let mut ledger = self.host.ledger();
             for seam in drained {
@@ -168,10 +181,11 @@ impl Poller {
         let began = Instant::now();
         let limit = u32::try_from(room).unwrap_or(u32::MAX).min(self.host.settings.batch);
         let lease = self.host.settings.lease;
-        let claimed =
-            self.host.store.claim_scheduled(self.host.id, lanes, &projects, limit, lease).await?;
+        let (id, held) = (self.host.id(), self.host.lanes().clone());
+        let claimed = self.host.store.claim_scheduled(id, lanes, &projects, limit, lease).await;
+        let claimed = self.host.sure(claimed)?;
         let found = claimed.rows.len();
-        self.admit_events(claimed, began, number).await?;
+        self.admit_events(claimed, &held, began, number).await?;
         Ok(found)
     }
 
@@ -179,6 +193,7 @@ impl Poller {
     async fn admit_events(
         &self,
         claimed: Claimed<ClaimedEvent>,
+        held: &Held,
         began: Instant,
         number: u64,
     ) -> Result<(), StoreError> {
@@ -195,6 +210,7 @@ impl Poller {
             let claims: Vec<_> = claimed.rows.iter().map(|row| &row.claim).collect();
             if let Err(error) = self.host.store.release(&claims).await {
                 self.host.faulty("giving claims back", &error);
+                self.host.doubt();
             }
             return Err(error);
         }
@@ -209,13 +225,14 @@ impl Poller {
                 (row, matching)
             })
             .collect();
-        let terms = self.terms(&lease);
         {
             let mut ledger = self.host.ledger();
+            ledger.sees(claimed.horizon);
             for (row, matching) in matched {
-                // A lane lost since: the claim is void.
-                if let Some(terms) = terms.get(&row.event.lane) {
-                    ledger.admit_event(row, matching, terms, number);
+                // A lane lost since, even if it was taken again: the claim is void.
+                if let Some(tenure) = still_held(held, row.event.lane) {
+                    let terms = Terms { lease: Arc::clone(&lease), tenure: Arc::clone(tenure) };
+                    ledger.admit_event(row, matching, &terms, number);
                 }
             }
             ledger.claim_ends(number);
@@ -254,8 +271,9 @@ impl Poller {
         let heads: u32 = wants.iter().map(|(_, _, free)| free).sum();
         let room = u32::try_from(room).unwrap_or(u32::MAX);
         let run = (room.saturating_sub(heads) / heads).min(RUN);
-        let claimed =
-            self.host.store.claim_deliveries(self.host.id, lanes, &wants, run, lease).await?;
+        let (id, held) = (self.host.id(), self.host.lanes().clone());
+        let claimed = self.host.store.claim_deliveries(id, lanes, &wants, run, lease).await;
+        let claimed = self.host.sure(claimed)?;
         let found = claimed.rows.len();
         self.host.metrics.claim(found, began.elapsed().as_secs_f64());
         if found == 0 {
@@ -265,13 +283,14 @@ impl Poller {
         if wants.iter().any(|(_, _, want)| found >= *want as usize) {
             self.host.agenda().look_at(Instant::now());
         }
-        self.admit_deliveries(claimed, began).await?;
+        self.admit_deliveries(claimed, &held, began).await?;
         Ok(found)
     }
 
     async fn admit_deliveries(
         &self,
         claimed: Claimed<ClaimedDelivery>,
+        held: &Held,
         began: Instant,
     ) -> Result<(), StoreError> {
         self.host.metrics.claimed(claimed.rows.len() as u64);
@@ -280,23 +299,24 @@ impl Poller {
             let claims: Vec<_> = claimed.rows.iter().map(|row| &row.claim).collect();
             if let Err(error) = self.host.store.release(&claims).await {
                 self.host.faulty("giving claims back", &error);
+                self.host.doubt();
             }
             return Err(error);
         }
         self.host.pulse.good();
         let rules = self.host.rules.load_full();
         let lease = Arc::new(Lease::new(began + self.host.settings.lease));
-        let terms = self.terms(&lease);
         let mut back = Vec::new();
         {
             let mut ledger = self.host.ledger();
             for row in claimed.rows {
                 let rule = rules.rule(&row.event.project, &row.trigger);
                 // Paused or deleted since.
-                match (rule.filter(|rule| !rule.paused()), terms.get(&row.event.lane)) {
-                    (Some(rule), Some(terms)) => {
+                match (rule.filter(|rule| !rule.paused()), still_held(held, row.event.lane)) {
+                    (Some(rule), Some(tenure)) => {
+                        let terms = Terms { lease: Arc::clone(&lease), tenure: Arc::clone(tenure) };
                         let deaths = self.host.settings.deaths;
-                        ledger.admit_delivery(row, Arc::clone(rule), terms, deaths);
+                        ledger.admit_delivery(row, Arc::clone(rule), &terms, deaths);
                     }
                     (None, Some(_)) => back.push(row.claim),
                     (_, None) => {}
@@ -305,18 +325,10 @@ impl Poller {
         }
         self.host.pump();
         if !back.is_empty() {
-            self.host.store.release(&back.iter().collect::<Vec<_>>()).await?;
+            let given = self.host.store.release(&back.iter().collect::<Vec<_>>()).await;
+            self.host.sure(given)?;
         }
         Ok(())
-    }
-
-    /// How long what a claim brought may be held, by lane.
-    fn terms(&self, lease: &Arc<Lease>) -> BTreeMap<Lane, Terms> {
-        let of = |holding: &Holding| Terms {
-            lease: Arc::clone(lease),
-            tenure: Arc::clone(&holding.tenure),
-        };
-        self.host.lanes().iter().map(|(lane, holding)| (*lane, of(holding))).collect()
     }
 
     /// What to claim: every project that had events lately in every lane, each

@@ -12,13 +12,18 @@ use std::{
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use crate::store::StoreError;
+
 /// How a router fares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
-    /// Since when it has neither claimed nor settled although it tried, if so.
+    /// Since when it has neither claimed nor settled, or not renewed its
+    /// leases, although it tried, if so.
     pub stalled_for: Option<Duration>,
     /// The last fault, and how long ago it was.
     pub last_error: Option<(String, Duration)>,
+    /// What anybody may be told of that fault.
+    pub reason: Option<&'static str>,
     /// Outbox rows and deliveries that it holds.
     pub in_flight: usize,
 }
@@ -32,17 +37,41 @@ pub struct Pulse {
 
 #[derive(Debug)]
 struct Inner {
-    last_good: Instant,
+    /// Claims and settles.
+    work: Trace,
+    /// Renewals of leases: reading may go well where writing doesn't.
+    leases: Trace,
     last_error: Option<(String, Instant)>,
+    reason: Option<&'static str>,
     watchers: HashMap<Uuid, Vec<oneshot::Sender<()>>>,
+}
+
+/// When one kind of exchange with the database last succeeded, and failed.
+#[derive(Debug)]
+struct Trace {
+    good: Instant,
+    bad: Option<Instant>,
+}
+
+impl Trace {
+    fn new() -> Self {
+        Self { good: Instant::now(), bad: None }
+    }
+
+    /// For how long it has failed, if it does.
+    fn failing_for(&self) -> Option<Duration> {
+        self.bad.filter(|at| *at > self.good).map(|_| self.good.elapsed())
+    }
 }
 
 impl Default for Pulse {
     fn default() -> Self {
         Self {
             inner: Mutex::new(Inner {
-                last_good: Instant::now(),
+                work: Trace::new(),
+                leases: Trace::new(),
                 last_error: None,
+                reason: None,
                 watchers: HashMap::new(),
             }),
             in_flight: AtomicUsize::new(0),
@@ -52,15 +81,15 @@ impl Default for Pulse {
 
 impl Pulse {
     /// How the router fares. It counts as stalled when its last exchange with
-    /// the database failed and no other has succeeded for `patience`.
+    /// the database failed and none of that kind has succeeded for `patience`.
     #[must_use]
     pub fn health(&self, patience: Duration) -> Health {
         let inner = self.inner();
-        let silence = inner.last_good.elapsed();
-        let failing = inner.last_error.as_ref().is_some_and(|(_, at)| *at > inner.last_good);
+        let silence = inner.work.failing_for().max(inner.leases.failing_for());
         Health {
-            stalled_for: (failing && silence > patience).then_some(silence),
+            stalled_for: silence.filter(|silence| *silence > patience),
             last_error: inner.last_error.as_ref().map(|(e, at)| (e.clone(), at.elapsed())),
+            reason: inner.reason,
             in_flight: self.in_flight.load(Ordering::Relaxed),
         }
     }
@@ -102,11 +131,19 @@ impl Pulse {
     }
 
     pub(super) fn good(&self) {
-        self.inner().last_good = Instant::now();
+        self.inner().work.good = Instant::now();
     }
 
-    pub(super) fn bad(&self, error: &dyn std::error::Error) {
-        self.inner().last_error = Some((error.to_string(), Instant::now()));
+    pub(super) fn renewed(&self) {
+        self.inner().leases.good = Instant::now();
+    }
+
+    pub(super) fn bad(&self, error: &StoreError) {
+        self.inner().note(error, |inner| &mut inner.work);
+    }
+
+    pub(super) fn not_renewed(&self, error: &StoreError) {
+        self.inner().note(error, |inner| &mut inner.leases);
     }
 
     pub(super) fn holds(&self, in_flight: usize) {
@@ -115,5 +152,14 @@ impl Pulse {
 
     fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn note(&mut self, error: &StoreError, trace: impl FnOnce(&mut Self) -> &mut Trace) {
+        let now = Instant::now();
+        self.last_error = Some((error.to_string(), now));
+        self.reason = Some(error.reason());
+        trace(self).bad = Some(now);
     }
 }

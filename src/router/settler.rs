@@ -12,7 +12,7 @@ use tokio::{select, time::sleep};
 use super::{
     ending::{Ending, Summary, unfit},
     host::Host,
-    ledger::UnitId,
+    ledger::{Line, UnitId},
 };
 use crate::{
     model::outcome::{Outcome, classify},
@@ -86,10 +86,11 @@ impl Settler {
     /// written, lost, or back in the ledger.
     async fn write(&mut self, group: Group) {
         let mut todo = vec![group];
+        let mut overdue = HashSet::new();
         let mut pause = Duration::from_millis(20);
         while let Some(group) = todo.pop() {
-            let (group, late) = self.in_time(group);
-            self.lost(late);
+            let (group, late) = self.in_time(group, &mut overdue);
+            self.late(late);
             let Some(within) = self.time_left(&group) else { continue };
             let (ids, settlements): (Vec<_>, Vec<_>) = group.into_iter().unzip();
             let began = Instant::now();
@@ -102,7 +103,7 @@ impl Settler {
                     self.host.metrics.settle(group.len(), seconds);
                     self.apply(group, verdicts);
                 }
-                Err(error @ StoreError::Unavailable(_)) => {
+                Err(error @ (StoreError::Unavailable(_) | StoreError::Full(_))) => {
                     self.host.faulty("settling", &error);
                     todo.push(group);
                     self.rest(&mut pause).await;
@@ -137,17 +138,16 @@ impl Settler {
         }
     }
 
-    /// Those whose leases still have time, and those whose haven't or that come
-    /// after one of these in a line.
-    fn in_time(&self, group: Group) -> (Group, Group) {
+    /// Those whose leases still have time, and those whose haven't or that
+    /// would overtake one of them in a line.
+    fn in_time(&self, group: Group, overdue: &mut HashSet<Line>) -> (Group, Group) {
         let ledger = self.host.ledger();
         let now = Instant::now() + MARGIN;
-        let mut held_up = HashSet::new();
         group.into_iter().partition(|(id, _)| {
             let Some((until, line)) = ledger.lease_of(*id) else { return false };
-            let in_time = until > now && line.is_none_or(|line| !held_up.contains(&line));
+            let in_time = until > now && line.is_none_or(|line| !overdue.contains(&line));
             if !in_time {
-                held_up.extend(line);
+                overdue.extend(line);
             }
             in_time
         })
@@ -157,6 +157,23 @@ impl Settler {
         let ledger = self.host.ledger();
         let first = group.iter().filter_map(|(id, _)| ledger.lease_of(*id)).map(|l| l.0).min()?;
         first.checked_duration_since(Instant::now() + MARGIN)
+    }
+
+    /// Units whose leases end before they can be written. The database may
+    /// hold their claims a little longer: until they are given back, nothing
+    /// later may overtake them.
+    fn late(&mut self, group: Group) {
+        if group.is_empty() {
+            return;
+        }
+        tracing::warn!(rows = group.len(), "leases ended before results were written");
+        self.host.metrics.lost(group.len() as u64);
+        let mut ledger = self.host.ledger();
+        for (id, _) in group {
+            self.refused.remove(&id);
+            ledger.release(id);
+        }
+        self.host.to_settle.notify_one();
     }
 
     fn lost(&mut self, group: Group) {

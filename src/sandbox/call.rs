@@ -159,6 +159,7 @@ impl Plugin {
             memory_bytes: data.limiter.peak() as u64,
         };
         let (logs, stderr) = logs.finish();
+        let away = data.state.away().map(str::to_owned);
         let result = match result {
             Ok(Ok(Ok(()))) => Ok(data.into_effects()),
             Ok(Ok(Err(failure))) => Err(failure),
@@ -171,6 +172,10 @@ impl Plugin {
                 Err(Failure::new(FailureKind::Deadline, message))
             }
         };
+        let result = result.map_err(|failure| match away {
+            Some(why) => without_state(&why, &failure),
+            None => failure,
+        });
         Report { result, usage, logs }
     }
 
@@ -196,6 +201,13 @@ impl Plugin {
         });
         store
     }
+}
+
+/// The failure of a call that couldn't read its state: not the plugin's fault,
+/// whatever it made of it.
+fn without_state(why: &str, failure: &Failure) -> Failure {
+    let message = format!("the trigger's state could not be read: {why}; {}", failure.message);
+    Failure { kind: FailureKind::HostFault, message, after_ms: failure.after_ms }
 }
 
 /// Adds up the time that a future spends running rather than waiting.

@@ -23,6 +23,8 @@ pub(super) struct State {
     value_max: Bytes,
     keys: u32,
     bytes: usize,
+    /// Why the last read failed, if the database was away.
+    away: Option<String>,
     used: StateUse,
 }
 
@@ -44,8 +46,14 @@ impl State {
             value_max: settings.state_value_bytes,
             keys: 0,
             bytes: 0,
+            away: None,
             used: StateUse::default(),
         }
+    }
+
+    /// Why state could not be read, if it couldn't.
+    pub(super) fn away(&self) -> Option<&str> {
+        self.away.as_deref()
     }
 
     /// What was read and written.
@@ -128,11 +136,8 @@ impl State {
         // Enough keys that those which this call deleted don't shorten the answer.
         let deleted = own.values().filter(|kept| !**kept).count();
         let asked = limit.saturating_add(u32::try_from(deleted).unwrap_or(u32::MAX));
-        let base = self
-            .reader
-            .keys(&prefix, after.as_deref(), asked)
-            .await
-            .map_err(Refusal::Unavailable)?;
+        let base = self.reader.keys(&prefix, after.as_deref(), asked).await;
+        let base = base.map_err(|why| unavailable(&mut self.away, why))?;
         let cost = base.iter().map(|key| key.len() + LISTING_COST / 2).sum::<usize>();
         let bytes = self.bytes + cost + prefix.len() + LISTING_COST;
         self.check_bytes(bytes)?;
@@ -152,7 +157,8 @@ impl State {
             return Ok(());
         }
         let keys = self.touch(key)?;
-        let value = self.reader.get(key).await.map_err(Refusal::Unavailable)?;
+        let value = self.reader.get(key).await;
+        let value = value.map_err(|why| unavailable(&mut self.away, why))?;
         let bytes = self.bytes + key.len() + value.as_ref().map_or(0, Vec::len);
         self.check_bytes(bytes)?;
         (self.keys, self.bytes) = (keys, bytes);
@@ -219,6 +225,11 @@ fn size(write: &Write) -> usize {
         Write::Set(value) => value.len(),
         Write::Delete | Write::Add(_) => 0,
     }
+}
+
+fn unavailable(away: &mut Option<String>, why: String) -> Refusal {
+    *away = Some(why.clone());
+    Refusal::Unavailable(why)
 }
 
 #[cfg(test)]
@@ -335,7 +346,9 @@ mod tests {
     async fn a_database_that_is_away_is_said() {
         let away = Arc::new(Memory { away: true, ..Memory::default() });
         let mut state = State::new(&Call { state: away, ..call("{}") }, &Settings::default());
+        assert_eq!(state.away(), None);
         assert_eq!(state.get("k".into()).await, Err(Refusal::Unavailable("away".into())));
+        assert_eq!(state.away(), Some("away"));
         assert!(state.finish().is_empty());
     }
 

@@ -76,6 +76,21 @@ pub enum StoreError {
 pub type Source = Box<dyn std::error::Error + Send + Sync>;
 
 impl StoreError {
+    /// What anybody may be told of it: no address, statement or row.
+    #[must_use]
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::Unavailable(_) => "the database can't be reached",
+            Self::Busy(_) => "the database was too busy to answer in time",
+            Self::Full(_) => {
+                "the database has no room left: its disk, a quota or a limit on file sizes is full"
+            }
+            Self::Schema(_) => "the database's schema isn't this version's",
+            Self::Setting(_) => "a setting can't be used with the database",
+            Self::Refused(_) => "the database refused a statement",
+        }
+    }
+
     /// Whether the same call may succeed later.
     #[must_use]
     pub const fn is_passing(&self) -> bool {
@@ -181,6 +196,20 @@ pub struct Claimed<T> {
     pub rows: Vec<T>,
     /// The database's clock when it was made.
     pub now: UnixMillis,
+    /// Which transactions it may have missed.
+    pub horizon: Horizon,
+}
+
+/// Transactions, numbered as they begin to write, as a claim saw them. A pk
+/// may be given out long before its row can be seen: one that is smaller than
+/// a row of a claim may still come, but not once every transaction that began
+/// before the claim has ended. All zero where writes come one after another.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Horizon {
+    /// Those with smaller numbers had ended.
+    pub ended: i64,
+    /// Those that had begun have smaller numbers.
+    pub begun: i64,
 }
 
 /// Where there is work, and when there will be.

@@ -14,7 +14,8 @@ pub(crate) struct Database {
     file: Option<PathBuf>,
 }
 
-fn name() -> String {
+/// A name that no other test has.
+pub(crate) fn name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("t{}_{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }

@@ -129,6 +129,40 @@ impl Host {
         panic!("the host still runs after {at_most:?}");
     }
 
+    /// Sends the process a signal, such as `TERM`.
+    pub(crate) fn signal(&self, name: &str) {
+        let pid = self.pid().to_string();
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(pid).status().unwrap();
+        assert!(sent.success(), "kill -{name}: {sent}");
+    }
+
+    /// Whether the process runs.
+    pub(crate) fn runs(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// One of its numbers; the sum, where it has several under that name.
+    pub(crate) async fn metric(&self, name: &str) -> u64 {
+        let text = self.get("/metrics").await;
+        text.as_str()
+            .unwrap()
+            .lines()
+            .filter_map(|line| line.strip_prefix(name))
+            .filter(|rest| rest.starts_with([' ', '{']))
+            .map(|rest| rest.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+            .sum()
+    }
+
+    /// Whether the host says that it is ready, or why it isn't.
+    pub(crate) async fn ready(&self) -> Result<(), String> {
+        let (status, problem) = self.send(Method::GET, "/readyz", None).await;
+        if status == StatusCode::OK {
+            return Ok(());
+        }
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{problem}");
+        Err(problem["detail"].as_str().unwrap().to_owned())
+    }
+
     /// Where it listens.
     pub(crate) fn url(&self) -> &str {
         &self.url

@@ -74,7 +74,7 @@ async fn state(host: &Host, project: &str, trigger: &str, key: &str) -> i64 {
 }
 
 /// Calls that hosts have made for a trigger, whatever became of them.
-async fn calls(host: &Host, trigger: &str) -> u64 {
+pub(crate) async fn calls(host: &Host, trigger: &str) -> u64 {
     let metrics = host.get("/metrics").await;
     let label = format!("trigger=\"{trigger}\"");
     metrics

@@ -12,7 +12,7 @@ use crate::{
         event::{Event, NewEvent},
     },
     store::{
-        Claim, Claimed, ClaimedDelivery, ClaimedEvent, Held, HostId, Recorded, Row, Seam,
+        Claim, Claimed, ClaimedDelivery, ClaimedEvent, Held, Horizon, HostId, Recorded, Row, Seam,
         StoreError, Survey,
         claim::proof,
         rows::{chain_of, millis},
@@ -49,6 +49,16 @@ macro_rules! insert_events {
     };
 }
 pub(super) use insert_events;
+
+/// The clock, and a claim's [`Horizon`]: what it sees of other transactions,
+/// and its own number.
+macro_rules! now {
+    () => {
+        "now AS MATERIALIZED (
+             SELECT {p}now_ms() AS ms, pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS ended,
+                    pg_current_xact_id()::text::bigint AS begun)"
+    };
+}
 
 /// Names of triggers with an open delivery of the row's key. Most of the time
 /// no key has one, and the first test, which runs once a statement, says so.
@@ -202,7 +212,9 @@ impl Postgres {
         // - The outer UPDATE looks at each row again, and takes an array, so
         //   that no plan can run the LIMIT twice.
         let rows = query(self.sql.of(concat!(
-            "WITH now AS MATERIALIZED (SELECT {p}now_ms() AS ms),
+            "WITH ",
+            now!(),
+            ",
              held AS MATERIALIZED (
                  SELECT lane FROM {p}lane WHERE holder = $1 AND lane = ANY($2)
                   ORDER BY lane FOR KEY SHARE),
@@ -224,7 +236,8 @@ impl Postgres {
                 AND (o.claim_id IS NULL OR o.claimed_until < (SELECT ms FROM now))
              RETURNING ",
             event_columns!(),
-            ", o.claims, o.trials, (SELECT ms FROM now) AS now, ",
+            ", o.claims, o.trials, (SELECT ms FROM now) AS now, (SELECT ended FROM now) AS ended, \
+               (SELECT begun FROM now) AS begun, ",
             open_triggers!()
         )))
         .bind(host.0)
@@ -250,7 +263,9 @@ impl Postgres {
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
         let id = Uuid::new_v4();
         let rows = query(self.sql.of(concat!(
-            "WITH now AS MATERIALIZED (SELECT {p}now_ms() AS ms),
+            "WITH ",
+            now!(),
+            ",
              held AS MATERIALIZED (
                  SELECT lane FROM {p}lane WHERE holder = $1 AND lane = ANY($2)
                   ORDER BY lane FOR KEY SHARE),
@@ -270,7 +285,8 @@ impl Postgres {
                 AND (o.claim_id IS NULL OR o.claimed_until < (SELECT ms FROM now))
              RETURNING ",
             event_columns!(),
-            ", o.claims, o.trials, (SELECT ms FROM now) AS now, ",
+            ", o.claims, o.trials, (SELECT ms FROM now) AS now, (SELECT ended FROM now) AS ended, \
+               (SELECT begun FROM now) AS begun, ",
             open_triggers!()
         )))
         .bind(host.0)
@@ -356,7 +372,8 @@ impl Postgres {
         .fetch_all(&self.router)
         .await
         .map_err(fault)?;
-        let mut claimed = Claimed { rows: Vec::with_capacity(rows.len()), now: 0 };
+        let mut claimed =
+            Claimed { rows: Vec::with_capacity(rows.len()), now: 0, horizon: Horizon::default() };
         let mut orphans = Vec::new();
         for row in &rows {
             claimed.now = named(row, "now")?;
@@ -467,10 +484,12 @@ impl Parts {
 }
 
 fn claimed_events(id: Uuid, rows: &[PgRow]) -> Result<Claimed<ClaimedEvent>, StoreError> {
-    let mut claimed = Claimed { rows: Vec::with_capacity(rows.len()), now: 0 };
+    let mut claimed =
+        Claimed { rows: Vec::with_capacity(rows.len()), now: 0, horizon: Horizon::default() };
     for row in rows {
         let event = event(row)?;
         claimed.now = named(row, "now")?;
+        claimed.horizon = Horizon { ended: named(row, "ended")?, begun: named(row, "begun")? };
         claimed.rows.push(ClaimedEvent {
             claim: Claim { row: Row::Event(event.pk), id, lane: event.lane },
             claims: count(row, "claims")?,

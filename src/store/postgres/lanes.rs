@@ -19,6 +19,16 @@ impl Postgres {
         lease: Duration,
     ) -> Result<Vec<Lane>, StoreError> {
         let mut tx = self.leases.begin().await.map_err(fault)?;
+        // What waits for too long ends here: were it given up on this side
+        // alone, it would keep the connection that renewals need.
+        query(
+            "SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true)",
+        )
+        .bind(millis(lease / 6).max(1).to_string())
+        .bind(millis(lease / 4).max(1).to_string())
+        .execute(&mut *tx)
+        .await
+        .map_err(fault)?;
         // Locked lanes are being claimed in or taken by somebody: not free.
         let rows = query(self.sql.of("SELECT lane FROM {p}lane
               WHERE holder IS NULL OR lease_until < {p}now_ms()

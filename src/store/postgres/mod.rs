@@ -3,7 +3,7 @@
 use std::{str::FromStr, sync::atomic::AtomicI64, time::Duration};
 
 use sqlx::{
-    PgPool,
+    Connection as _, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::sync::OnceCell;
@@ -70,19 +70,47 @@ impl Postgres {
                 .max_connections(max)
                 .acquire_timeout(options.patience)
                 .idle_timeout(Duration::from_mins(5))
+                // These ask in bounded time, instead of a ping that hasn't any.
+                .test_before_acquire(false)
+                .before_acquire(|connection, _| Box::pin(answers(connection)))
+                .after_release(|connection, _| Box::pin(answers(connection)))
         };
+        // A session whose client has silently gone must not keep its locks.
+        let idle = |limit: Duration| limit.as_millis().to_string();
+        let base = base.options([
+            ("idle_in_transaction_session_timeout", &*idle(options.patience)),
+            ("tcp_keepalives_idle", "30"),
+            ("tcp_keepalives_interval", "10"),
+            ("tcp_keepalives_count", "3"),
+        ]);
         let plain = base.clone().options([("jit", "off")]);
+        let quick = [("idle_in_transaction_session_timeout", idle(SIGN_OF_LIFE))];
         let wake = Wake::new(plain.clone(), options);
         Ok(Self {
             router: pool(options.connections.max(2)).connect_lazy_with(base.options(PINNED)),
             pool: pool(options.connections.max(2)).connect_lazy_with(plain.clone()),
-            leases: pool(2).connect_lazy_with(plain),
+            leases: pool(2).connect_lazy_with(plain.options(quick)),
             sql: Sql::new(options.prefix.clone()),
             wake,
             lanes: OnceCell::new(),
             swept: AtomicI64::new(0),
             options: options.clone(),
         })
+    }
+
+    /// Waits for an answer no longer than the host is patient, and well within
+    /// the lease that is asked for. Whether what was asked has been done isn't
+    /// known then.
+    async fn in_time<T>(
+        &self,
+        lease: Option<Duration>,
+        work: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let patience = self.options.patience;
+        let limit = lease.map_or(patience, |lease| patience.min(lease / 2));
+        tokio::time::timeout(limit, work)
+            .await
+            .unwrap_or_else(|late| Err(StoreError::Unavailable(late.into())))
     }
 
     /// Runs the migrations that this database hasn't had yet, one transaction
@@ -146,6 +174,18 @@ impl Postgres {
     }
 }
 
+/// How long a connection may take to say that it is alive. One whose other end
+/// has silently gone would hold its place in the pool for ever.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
+
+/// Whether a connection works; an error closes it without a farewell.
+async fn answers(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    match tokio::time::timeout(SIGN_OF_LIFE, connection.ping()).await {
+        Ok(alive) => alive.map(|()| true),
+        Err(late) => Err(sqlx::Error::Io(late.into())),
+    }
+}
+
 /// What a driver's error means to a caller.
 fn fault(error: sqlx::Error) -> StoreError {
     let code = error.as_database_error().and_then(|e| e.code().map(std::borrow::Cow::into_owned));
@@ -153,9 +193,11 @@ fn fault(error: sqlx::Error) -> StoreError {
         (Some("53100"), _) => StoreError::Full(error.into()),
         // Lock time-out, statement time-out, deadlock, serialisation.
         (Some("55P03" | "57014" | "40P01" | "40001"), _) => StoreError::Busy(error.into()),
-        // Shutdown, starting up, too many connections, connection classes.
+        // Shutdown, starting up, too many connections, connection classes, a
+        // disk that fails, a session ended for its silence, a standby.
         (Some(code), _)
-            if code.starts_with("57P") || code.starts_with("08") || code.starts_with("53") =>
+            if ["57P", "08", "53", "58"].iter().any(|class| code.starts_with(class))
+                || ["25P03", "25P04", "25006"].contains(&code) =>
         {
             StoreError::Unavailable(error.into())
         }
@@ -169,7 +211,9 @@ fn fault(error: sqlx::Error) -> StoreError {
             | sqlx::Error::Protocol(_)
             | sqlx::Error::PoolTimedOut
             | sqlx::Error::PoolClosed
-            | sqlx::Error::WorkerCrashed,
+            | sqlx::Error::WorkerCrashed
+            | sqlx::Error::BeginFailed
+            | sqlx::Error::InvalidSavePointStatement,
         ) => StoreError::Unavailable(error.into()),
         _ => StoreError::Refused(error.into()),
     }

@@ -38,12 +38,17 @@ impl Postgres {
     ) -> Result<Vec<Settled>, StoreError> {
         let work = async {
             let mut tx = self.router.begin().await.map_err(fault)?;
-            // A wait for a lock must end before the leases do.
-            query("SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $1, true)")
-                .bind(millis(within).max(1).to_string())
-                .execute(&mut *tx)
-                .await
-                .map_err(fault)?;
+            // A wait for a lock must end before the leases do, and so must the
+            // transaction of a host that is heard of no more.
+            query(
+                "SELECT set_config('lock_timeout', $1, true),
+                        set_config('statement_timeout', $1, true),
+                        set_config('idle_in_transaction_session_timeout', $1, true)",
+            )
+            .bind(millis(within).max(1).to_string())
+            .execute(&mut *tx)
+            .await
+            .map_err(fault)?;
             let verdicts = self.write_rows(&mut tx, group).await?;
             tx.commit().await.map_err(fault)?;
             Ok(verdicts)

@@ -26,7 +26,7 @@ use crate::{
 #[async_trait]
 impl Queue for Postgres {
     async fn record(&self, events: &[NewEvent]) -> Result<Vec<Recorded>, StoreError> {
-        self.insert_events(events).await
+        self.in_time(None, self.insert_events(events)).await
     }
     fn lanes(&self) -> Lane {
         self.lanes.get().copied().unwrap_or_default()
@@ -37,19 +37,19 @@ impl Queue for Postgres {
         want: usize,
         lease: Duration,
     ) -> Result<Vec<Lane>, StoreError> {
-        self.take_over(host, want, lease).await
+        self.in_time(Some(lease), self.take_over(host, want, lease)).await
     }
     async fn renew_lanes(&self, host: HostId, lease: Duration) -> Result<Vec<Lane>, StoreError> {
-        self.extend_lanes(host, lease).await
+        self.in_time(Some(lease), self.extend_lanes(host, lease)).await
     }
     async fn yield_lanes(&self, host: HostId, lanes: &[Lane]) -> Result<(), StoreError> {
-        self.let_go(host, lanes).await
+        self.in_time(None, self.let_go(host, lanes)).await
     }
     async fn lane_holders(&self) -> Result<Vec<(Lane, Option<HostId>, i64)>, StoreError> {
         self.holders().await
     }
     async fn survey(&self, lanes: &[Lane]) -> Result<Survey, StoreError> {
-        self.find_work(lanes).await
+        self.in_time(None, self.find_work(lanes)).await
     }
     async fn claim_events(
         &self,
@@ -57,7 +57,7 @@ impl Queue for Postgres {
         seams: &[Seam],
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
-        self.take_events(host, seams, lease).await
+        self.in_time(Some(lease), self.take_events(host, seams, lease)).await
     }
     async fn claim_scheduled(
         &self,
@@ -67,7 +67,8 @@ impl Queue for Postgres {
         limit: u32,
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
-        self.take_scheduled(host, lanes, projects, limit, lease).await
+        let work = self.take_scheduled(host, lanes, projects, limit, lease);
+        self.in_time(Some(lease), work).await
     }
     async fn claim_deliveries(
         &self,
@@ -77,16 +78,17 @@ impl Queue for Postgres {
         run: u32,
         lease: Duration,
     ) -> Result<Claimed<ClaimedDelivery>, StoreError> {
-        self.take_deliveries(host, lanes, triggers, run, lease).await
+        let work = self.take_deliveries(host, lanes, triggers, run, lease);
+        self.in_time(Some(lease), work).await
     }
     async fn renew(&self, claims: &[&Claim], lease: Duration) -> Result<Vec<Held>, StoreError> {
-        self.extend(claims, lease).await
+        self.in_time(Some(lease), self.extend(claims, lease)).await
     }
     async fn release(&self, claims: &[&Claim]) -> Result<(), StoreError> {
-        self.give_back(claims).await
+        self.in_time(None, self.give_back(claims)).await
     }
     async fn run_alone(&self, host: HostId, claim: Option<&Claim>) -> Result<Held, StoreError> {
-        self.note_alone(host, claim).await
+        self.in_time(None, self.note_alone(host, claim)).await
     }
 
     async fn settle(
@@ -102,7 +104,7 @@ impl Queue for Postgres {
         trigger: &str,
         key: &str,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        self.value(project, trigger, key).await
+        self.in_time(None, self.value(project, trigger, key)).await
     }
     async fn state_keys(
         &self,
@@ -265,10 +267,10 @@ impl Control for Postgres {
         sqlx::query("SELECT 1").execute(&self.pool).await.map(drop).map_err(fault)
     }
     async fn control_version(&self) -> Result<ControlVersion, StoreError> {
-        self.version().await
+        self.in_time(None, self.version()).await
     }
     async fn definitions(&self) -> Result<Definitions, StoreError> {
-        self.all_definitions().await
+        self.in_time(None, self.all_definitions()).await
     }
     async fn put_project(&self, name: &str) -> Result<bool, StoreError> {
         self.create_project(name).await

@@ -14,7 +14,8 @@ use super::{
 use crate::{
     model::{Lane, UnixMillis},
     store::{
-        Claim, Claimed, ClaimedDelivery, ClaimedEvent, Held, HostId, Row, Seam, StoreError,
+        Claim, Claimed, ClaimedDelivery, ClaimedEvent, Held, Horizon, HostId, Row, Seam,
+        StoreError,
         claim::proof,
         rows::{chain_of, millis, to_json},
     },
@@ -133,7 +134,7 @@ impl Sqlite {
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
         if picked.rows.is_empty() {
-            return Ok(Claimed { rows: Vec::new(), now });
+            return Ok(Claimed { rows: Vec::new(), now, horizon: Horizon::default() });
         }
         let id = Uuid::new_v4();
         let rows = query(self.sql.of(concat!(
@@ -167,7 +168,7 @@ impl Sqlite {
                 event,
             })
             .collect();
-        Ok(Claimed { rows, now })
+        Ok(Claimed { rows, now, horizon: Horizon::default() })
     }
 
     pub(super) async fn take_deliveries(
@@ -200,7 +201,7 @@ impl Sqlite {
             picked.add(&rows)?;
         }
         if picked.rows.is_empty() {
-            return Ok(Claimed { rows: Vec::new(), now });
+            return Ok(Claimed { rows: Vec::new(), now, horizon: Horizon::default() });
         }
         if run > 0 {
             self.pick_runs(&mut tx, &mut picked, run, now).await?;
@@ -229,7 +230,8 @@ impl Sqlite {
         .fetch_all(&mut *tx)
         .await
         .map_err(fault)?;
-        let mut claimed = Claimed { rows: Vec::with_capacity(rows.len()), now };
+        let mut claimed =
+            Claimed { rows: Vec::with_capacity(rows.len()), now, horizon: Horizon::default() };
         let mut orphans = Vec::new();
         for row in &rows {
             let delivery = get(row, EVENT_COLUMNS)?;

@@ -248,6 +248,8 @@ fn fault(error: sqlx::Error) -> StoreError {
     const CANTOPEN: i32 = 14;
     /// The index of the write-ahead log couldn't grow.
     const IOERR_SHMSIZE: i32 = IOERR | (19 << 8);
+    /// What a quota or a limit on the size of files leads to, too.
+    const IOERR_WRITE: i32 = IOERR | (3 << 8);
     let said = error.as_database_error();
     let code =
         said.and_then(sqlx::error::DatabaseError::code).and_then(|code| code.parse::<i32>().ok());
@@ -260,7 +262,7 @@ fn fault(error: sqlx::Error) -> StoreError {
     }
     match (code, code.map(|code| code & 0xff)) {
         (_, Some(BUSY | LOCKED)) => StoreError::Busy(error.into()),
-        (Some(IOERR_SHMSIZE), _) | (_, Some(FULL)) => StoreError::Full(error.into()),
+        (Some(IOERR_SHMSIZE | IOERR_WRITE), _) | (_, Some(FULL)) => StoreError::Full(error.into()),
         (_, Some(IOERR | CANTOPEN)) => StoreError::Unavailable(error.into()),
         (Some(_), _) => StoreError::Refused(error.into()),
         (None, _) => match error {

@@ -1,0 +1,113 @@
+//! A network between hosts and their database that cuts, delays and swallows.
+
+use std::time::{Duration, Instant};
+
+use sqlx::{Connection, PgConnection};
+use tokio::time::sleep;
+
+use super::{
+    QUICK,
+    load::{LONG, Load, count, triggers},
+    proxy::{Proxy, Weather},
+};
+use crate::{
+    database::Database,
+    hosts::{Host, eventually},
+    scenarios::alone,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_that_fails_in_every_way_costs_nothing() {
+    let _alone = alone().await;
+    let database = Database::postgres().await;
+    let proxy = Proxy::start(&database.url).await;
+    let first = Host::with(proxy.url(), &QUICK).await;
+    triggers(&first).await;
+    let _second = Host::with(proxy.url(), &QUICK).await;
+    let load = Load { events: 6000, aggregates: 200 };
+    let writer = tokio::spawn(load.record_all(database.url.clone(), Duration::from_millis(500)));
+
+    let end = Instant::now() + Duration::from_secs(20);
+    let mut faults = Vec::new();
+    while Instant::now() < end {
+        sleep(Duration::from_millis(fastrand::u64(200..900))).await;
+        match fastrand::u8(..8) {
+            0 | 1 => {
+                faults.push("cut");
+                proxy.cut();
+            }
+            2..=5 => {
+                faults.push("answers lost");
+                proxy.cut_before_answers();
+            }
+            6 => {
+                faults.push("slow");
+                proxy.weather(Weather::Slow(Duration::from_millis(fastrand::u64(200..3000))));
+                sleep(Duration::from_secs(1)).await;
+                proxy.weather(Weather::Fair);
+            }
+            _ => {
+                faults.push("hole");
+                proxy.weather(Weather::Hole);
+                sleep(Duration::from_millis(fastrand::u64(500..3000))).await;
+                proxy.weather(Weather::Fair);
+            }
+        }
+    }
+    assert!(proxy.swallowed() > 0, "no answer was lost: {faults:?}");
+    writer.await.unwrap();
+    load.drained(&database.url).await;
+    load.check(&database.url, &format!("{faults:?}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_hears_nothing_lets_go_and_comes_back() {
+    let _alone = alone().await;
+    let database = Database::postgres().await;
+    let proxy = Proxy::start(&database.url).await;
+    let far = Host::with(proxy.url(), &QUICK).await;
+    triggers(&far).await;
+    let near = Host::with(&database.url, &QUICK).await;
+    let mut rows = PgConnection::connect(&database.url).await.unwrap();
+    let most = "SELECT max(n) FROM (SELECT count(*) AS n FROM outrigger_lane
+                                     WHERE holder IS NOT NULL GROUP BY holder) h";
+    let evenly = "SELECT count(DISTINCT holder) FROM outrigger_lane WHERE holder IS NOT NULL";
+    eventually("lanes are shared out", LONG, async || {
+        let seen = (count(&mut rows, most).await, count(&mut rows, evenly).await);
+        if seen == (8, 2) { Ok(()) } else { Err(seen) }
+    })
+    .await;
+
+    // Under load, so that it is cut off in the middle of transactions.
+    let load = Load { events: 6000, aggregates: 200 };
+    let writer = tokio::spawn(load.record_all(database.url.clone(), Duration::from_millis(100)));
+    eventually("the far host is at work", LONG, async || {
+        let done = far.metric("outrigger_dispatched_events_total").await;
+        if done > 100 { Ok(()) } else { Err(done) }
+    })
+    .await;
+    proxy.weather(Weather::Hole);
+    eventually("the near host has all lanes", LONG, async || {
+        let most = count(&mut rows, most).await;
+        if most == 16 { Ok(()) } else { Err(most) }
+    })
+    .await;
+    eventually("the far host holds nothing and says why", LONG, async || {
+        let (ready, held) = (far.ready().await, far.metric("outrigger_held_rows").await);
+        let said = ready.as_ref().is_err_and(|why| why.contains("the database"));
+        if said && held == 0 { Ok(()) } else { Err((ready, held)) }
+    })
+    .await;
+    writer.await.unwrap();
+    load.drained(&database.url).await;
+
+    proxy.weather(Weather::Fair);
+    eventually("the far host has its share again", LONG, async || {
+        let seen = (count(&mut rows, most).await, count(&mut rows, evenly).await);
+        if seen == (8, 2) { Ok(()) } else { Err(seen) }
+    })
+    .await;
+    eventually("the far host is ready", LONG, async || far.ready().await).await;
+    load.check(&database.url, "a hole").await;
+    assert_eq!(near.get("/healthz").await["status"], "ok");
+}
