@@ -212,6 +212,7 @@ impl Ledger {
         }
         let id = self.insert(claim, event, key, None, lease, tenure);
         self.keys.entry(key).or_default().push_back(id);
+        let mut shares = Vec::with_capacity(matching.rules.len());
         for rule in matching.rules {
             let chain = rule.ordered().then_some((rule.desk.id, key, false));
             let spill = if rule.paused() {
@@ -223,7 +224,10 @@ impl Ledger {
                     })
                     .map(|_| SpillCause::Blocked)
             };
-            let share = self.share(id, rule, chain);
+            shares.push((self.share(id, rule, chain), spill));
+        }
+        // Once all are there: when the last of them has ended, so has the unit.
+        for (share, spill) in shares {
             match spill {
                 Some(cause) => self.end(id, share, Ending::Spilled(cause)),
                 None => self.enqueue(id, share, false),
