@@ -40,6 +40,8 @@ pub(super) struct Host {
     /// Cancelled to do nothing more.
     pub(super) hard: CancellationToken,
     pub(super) tasks: TaskTracker,
+    /// Held while definitions are read, so that older ones never replace newer.
+    refreshing: tokio::sync::Mutex<()>,
     ledger: Mutex<Ledger>,
     lanes: Mutex<BTreeMap<Lane, Holding>>,
     agenda: Mutex<Agenda>,
@@ -111,6 +113,7 @@ impl Host {
             soft: CancellationToken::new(),
             hard: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            refreshing: tokio::sync::Mutex::default(),
             ledger: Mutex::default(),
             lanes: Mutex::default(),
             agenda: Mutex::default(),
@@ -128,6 +131,12 @@ impl Host {
 
     pub(super) fn agenda(&self) -> MutexGuard<'_, Agenda> {
         self.agenda.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The trigger that makes this host stand by: it can't deliver to it, so
+    /// it claims nothing, and leaves the lanes to hosts that can.
+    pub(super) fn stands_by(&self, rules: &Rules) -> Option<(String, String)> {
+        rules.beyond(|project| self.settings.takes(project)).cloned()
     }
 
     /// Lanes to claim in.
@@ -154,6 +163,7 @@ impl Host {
 
     /// Reads the definitions anew if they have changed.
     pub(super) async fn refresh(&self) -> Result<(), StoreError> {
+        let _turn = self.refreshing.lock().await;
         let version = self.store.control_version().await?;
         if version == self.rules.load().version {
             return Ok(());

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use self::{host::Host, ledger::Ledger};
-use crate::{metrics::Metrics, store::Store, targets::Targets};
+use crate::{metrics::Metrics, model::names::Invalid, store::Store, targets::Targets};
 
 mod ending;
 mod executor;
@@ -62,6 +62,30 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Checks what the types can't say.
+    ///
+    /// # Errors
+    /// Names the setting that is wrong.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let hour = Duration::from_hours(1);
+        let ranges = [
+            ("batch", (1..=10_000).contains(&self.batch), "is not between 1 and 10000"),
+            (
+                "lease",
+                (Duration::from_millis(100)..=hour).contains(&self.lease),
+                "is not between 100ms and 1h",
+            ),
+            ("poll", self.poll < self.lease, "is not shorter than the lease"),
+            ("poll", self.poll >= Duration::from_millis(1), "is shorter than 1ms"),
+            ("concurrency", (1..=10_000).contains(&self.concurrency), "is not between 1 and 10000"),
+            ("retention", !self.retention.is_zero(), "is nothing"),
+        ];
+        match ranges.into_iter().find(|(_, holds, _)| !holds) {
+            Some((field, _, why)) => Err(Invalid::new(field, why)),
+            None => Ok(()),
+        }
+    }
+
     fn takes(&self, project: &str) -> bool {
         self.projects.as_ref().is_none_or(|only| only.iter().any(|one| one == project))
     }

@@ -6,6 +6,7 @@ mod api;
 mod cli;
 mod conformance;
 mod database;
+mod embed;
 mod faults;
 mod guests;
 mod hosts;
