@@ -93,8 +93,11 @@ pub use failure::Failure;
 pub use on::On;
 pub use router::{RecordError, Router};
 
+use uuid::Uuid;
+
 use self::target::{Closures, Handle};
 use crate::{
+    archive::Archive,
     metrics::Metrics,
     model::{
         event::Event,
@@ -103,7 +106,7 @@ use crate::{
     },
     router::{Router as Running, Settings},
     sandbox,
-    store::{Options, Store, StoreError},
+    store::{HostId, Options, Store, StoreError},
 };
 
 mod context;
@@ -213,6 +216,11 @@ impl Builder {
     /// another process is the host of the SQLite file.
     pub async fn start(self) -> Result<Router, StartError> {
         self.check()?;
+        if let Some(folder) = &self.settings.archive {
+            let archive = Archive::new(folder, HostId(Uuid::new_v4()));
+            let wrong = |error| Invalid::new("archive", format!("{}: {error}", folder.display()));
+            archive.check().map_err(wrong)?;
+        }
         let (store, pool) = pool::open(&self.url, &self.database).await?;
         store.join()?;
         store.migrate().await?;

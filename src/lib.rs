@@ -16,6 +16,7 @@
 //! | [`sandbox`] | checks, compiles and runs plugins, each call in bounds |
 //! | [`targets`] | what a trigger delivers to |
 //! | [`router`] | from claimed rows to settled ones: claims, order, leases, retries |
+//! | [`archive`] | old events as files, before they are deleted |
 //! | [`api`] | the HTTP interface |
 //! | [`metrics`] | counters of one host, for Prometheus |
 //! | [`telemetry`] | what a host says about itself |
@@ -31,6 +32,7 @@
 //! triggers, `router::settler` writes the results.
 
 pub mod api;
+pub mod archive;
 pub mod cli;
 pub mod config;
 pub mod embed;

@@ -31,6 +31,8 @@ pub struct Metrics {
     dispatched: Counter,
     lost: Counter,
     conflicts: Counter,
+    archived: Counter,
+    archive_failures: Counter,
     spilled: Family<Labels<1>, Counter>,
     dead: Family<Labels<1>, Counter>,
     retried: Family<Labels<1>, Counter>,
@@ -68,6 +70,8 @@ impl Metrics {
             dispatched: Counter::default(),
             lost: Counter::default(),
             conflicts: Counter::default(),
+            archived: Counter::default(),
+            archive_failures: Counter::default(),
             spilled: Family::default(),
             dead: Family::default(),
             retried: Family::default(),
@@ -104,6 +108,16 @@ impl Metrics {
     /// So many calls are run again because state that they read has changed.
     pub fn conflicts(&self, n: u64) {
         self.conflicts.inc_by(n);
+    }
+
+    /// So many old events are in a file.
+    pub fn archived(&self, n: u64) {
+        self.archived.inc_by(n);
+    }
+
+    /// A file of old events couldn't be written.
+    pub fn archive_failed(&self) {
+        self.archive_failures.inc();
     }
 
     /// So many pairs of event and trigger got a queue of their own, for this cause.
@@ -197,6 +211,8 @@ impl Metrics {
             ("dispatched_events", "Events that this host acknowledged", &self.dispatched),
             ("lost_claims", "Claims that ended before their result was written", &self.lost),
             ("state_conflicts", "Calls run again because state had changed", &self.conflicts),
+            ("archived_events", "Old events that this host archived", &self.archived),
+            ("archive_failures", "Archive files that couldn't be written", &self.archive_failures),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());

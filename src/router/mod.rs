@@ -3,9 +3,9 @@
 //! `poller` claims what there is room for and matches it (`rules`, `matcher`);
 //! `ledger` keeps what is held, in order; `executor` makes the calls; `settler`
 //! writes results in groups; `keeper` renews leases and shares lanes out;
-//! `janitor` cleans up. `pending` lets calls see state that is not settled yet.
+//! `janitor` cleans up, and `archivist` keeps files of what it deletes. `pending` lets calls see state that is not settled yet.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::{
     select,
@@ -15,6 +15,7 @@ use tokio::{
 use self::{host::Host, ledger::Ledger};
 use crate::{metrics::Metrics, model::names::Invalid, store::Store, targets::Targets};
 
+mod archivist;
 mod ending;
 mod executor;
 mod host;
@@ -44,6 +45,9 @@ pub struct Settings {
     pub concurrency: usize,
     /// How long settled events are kept.
     pub retention: Duration,
+    /// The folder where they are archived before they are deleted, if there
+    /// is to be one.
+    pub archive: Option<PathBuf>,
     /// The only projects to serve, if some are named.
     pub projects: Option<Vec<String>>,
 }
@@ -56,6 +60,7 @@ impl Default for Settings {
             poll: Duration::from_secs(1),
             concurrency: 64,
             retention: Duration::from_hours(168),
+            archive: None,
             projects: None,
         }
     }

@@ -15,9 +15,9 @@ pub use control::{
     ApiKey, Control, ControlVersion, Definitions, HostInfo, KeyRow, Project, Role, TriggerGone,
 };
 pub use inspect::{
-    AttemptFilter, DeadLetterFilter, DeliveryFilter, DeliveryRow, DeliveryState, EventFilter,
-    EventRow, EventStatus, Inspect, Operation, OperationKind, OperationState, Page, PageRequest,
-    ProjectCounts, Requeued, StateEntry, Status, TriggerCounts,
+    Aged, AgedEvent, AttemptFilter, DeadLetterFilter, DeliveryFilter, DeliveryRow, DeliveryState,
+    EventFilter, EventRow, EventStatus, Inspect, Operation, OperationKind, OperationState, Page,
+    PageRequest, ProjectCounts, Requeued, StateEntry, Status, Trace, TriggerCounts,
 };
 
 use crate::model::{

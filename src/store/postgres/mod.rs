@@ -16,6 +16,7 @@ use super::{
 };
 use crate::model::Lane;
 
+mod aged;
 mod claims;
 mod control;
 mod inspect;

@@ -31,6 +31,7 @@ use super::{
 };
 use crate::model::{Lane, UnixMillis};
 
+mod aged;
 mod chains;
 mod claims;
 mod control;
