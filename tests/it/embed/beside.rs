@@ -1,12 +1,16 @@
 //! Embedded routers beside other hosts on one PostgreSQL.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
 };
 
 use outrigger::{
     embed::{Builder, On, Router},
+    router::Settings,
     store::{EventFilter, EventStatus, PageRequest, Store, TriggerGone},
 };
 use reqwest::{Method, StatusCode};
@@ -21,7 +25,9 @@ use crate::{
 /// An application that counts its calls and notes what it was called with.
 fn counting(url: &str, count: &Arc<AtomicU32>, seen: &Seen) -> Builder {
     let (count, seen) = (Arc::clone(count), seen.clone());
-    builder(url).trigger("ship", on("order.*"), move |event, _| {
+    // No call is repeated unless a host is away for so long.
+    let settings = Settings { lease: Duration::from_secs(12), ..Settings::default() };
+    builder(url).router(settings).trigger("ship", on("order.*"), move |event, _| {
         count.fetch_add(1, Ordering::SeqCst);
         seen.note(format!("{} {}", event.aggregate_id, event.payload));
         async { Ok(()) }
@@ -83,7 +89,7 @@ async fn two_embedded_routers_share_the_work() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_without_the_code_stands_by() {
     let database = Database::postgres().await;
-    let host = Host::with(&database.url, &[("OUTRIGGER_LEASE", "2s")]).await;
+    let host = Host::with(&database.url, &[("OUTRIGGER_LEASE", "12s")]).await;
     host.project("shop").await;
     let probe = json!({"match": {"eventName": "order.*"}, "target": {"plugin": "probe"}});
     host.trigger("shop", "probe", probe.clone()).await;
@@ -95,8 +101,9 @@ async fn a_host_without_the_code_stands_by() {
     assert_eq!(calls.load(Ordering::SeqCst), 500, "no event missed the trigger, or came twice");
     assert_in_order(&seen, 50);
     shared_by(&**embedded.store(), 1).await;
-    let done = counts(&**embedded.store()).await.triggers["probe"].done;
-    assert_eq!(done, 500, "the plugin's trigger is served as well");
+    let counted = counts(&**embedded.store()).await.triggers;
+    assert_eq!(counted["probe"].done, 500, "the plugin's trigger is served as well");
+    assert_eq!(counted["ship"].failed, 0, "nobody tried what it can't do");
 
     // Without the application events wait, whatever hosts there are.
     let store = Arc::clone(embedded.store());
@@ -105,7 +112,7 @@ async fn a_host_without_the_code_stands_by() {
         "resource": "order", "aggregateId": "o-1", "eventName": "order.placed", "payload": {"n": "00500", "do": []}
     });
     host.ok(Method::POST, "/v1/projects/shop/events", Some(body.clone())).await;
-    let another = Host::with(&database.url, &[("OUTRIGGER_LEASE", "2s")]).await;
+    let another = Host::with(&database.url, &[("OUTRIGGER_LEASE", "12s")]).await;
     eventually("both hosts stand by", SOON, async || {
         let hosts = store.hosts().await.unwrap();
         if hosts.is_empty() { Ok(()) } else { Err(hosts) }
