@@ -13,6 +13,7 @@ mod guests;
 mod hosts;
 mod layers;
 mod plugin_test;
+mod poison;
 mod recording;
 mod router;
 mod sandbox;
