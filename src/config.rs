@@ -5,7 +5,11 @@
 //! contradicts itself is refused at start, with the key's name. Nothing else
 //! reads the environment.
 
-use std::{fs, io, net::SocketAddr, path::Path};
+use std::{
+    fs, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Deserializer, de};
 
@@ -108,6 +112,10 @@ pub struct Events {
     /// How long an acknowledged event is kept: the reach of its dedup key.
     /// `OUTRIGGER_RETENTION`, `7days`.
     pub retention: Span,
+    /// A folder for files of the events that are to be deleted, each with its
+    /// deliveries and attempts; several hosts may share it. `OUTRIGGER_ARCHIVE`;
+    /// without one, they are just deleted.
+    pub archive: Option<PathBuf>,
 }
 
 /// `[router]`: how events are claimed and delivered.
@@ -282,6 +290,7 @@ impl Config {
             concurrency: usize::try_from(router.concurrency).unwrap_or(usize::MAX),
             deaths: router.deaths_max,
             retention: self.events.retention.get(),
+            archive: self.events.archive.clone(),
             projects: router.projects.clone(),
         }
     }

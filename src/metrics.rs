@@ -32,6 +32,8 @@ pub struct Metrics {
     lost: Counter,
     conflicts: Counter,
     paused: Counter,
+    archived: Counter,
+    archive_failures: Counter,
     spilled: Family<Labels<1>, Counter>,
     dead: Family<Labels<1>, Counter>,
     retried: Family<Labels<1>, Counter>,
@@ -70,6 +72,8 @@ impl Metrics {
             lost: Counter::default(),
             conflicts: Counter::default(),
             paused: Counter::default(),
+            archived: Counter::default(),
+            archive_failures: Counter::default(),
             spilled: Family::default(),
             dead: Family::default(),
             retried: Family::default(),
@@ -111,6 +115,16 @@ impl Metrics {
     /// A trigger paused itself.
     pub fn paused(&self) {
         self.paused.inc();
+    }
+
+    /// So many old events are in a file.
+    pub fn archived(&self, n: u64) {
+        self.archived.inc_by(n);
+    }
+
+    /// A file of old events couldn't be written.
+    pub fn archive_failed(&self) {
+        self.archive_failures.inc();
     }
 
     /// So many pairs of event and trigger got a queue of their own, for this cause.
@@ -205,6 +219,8 @@ impl Metrics {
             ("lost_claims", "Claims that ended before their result was written", &self.lost),
             ("state_conflicts", "Calls run again because state had changed", &self.conflicts),
             ("self_pauses", "Triggers that this host paused since they kept failing", &self.paused),
+            ("archived_events", "Old events that this host archived", &self.archived),
+            ("archive_failures", "Archive files that couldn't be written", &self.archive_failures),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());

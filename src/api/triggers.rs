@@ -15,7 +15,7 @@ use super::{
 use crate::{
     model::{
         UnixMillis, names,
-        trigger::{Target, TargetVersion, Trigger, TriggerSpec},
+        trigger::{Target, Trigger, TriggerSpec},
     },
     router::matcher,
     store::TriggerGone,
@@ -84,6 +84,11 @@ async fn put(
 
 fn check(app: &App, spec: &TriggerSpec) -> Answer<()> {
     spec.validate()?;
+    if spec.target == Target::Embedded {
+        let why = "says `embedded`, which only an application with the code in it can put; \
+                   name a `plugin`";
+        return Err(Problem::field("target", why));
+    }
     if let Some(when) = &spec.matches.when {
         matcher::check_when(when).map_err(|why| Problem::field("match.when", why))?;
     }
@@ -96,10 +101,10 @@ fn check(app: &App, spec: &TriggerSpec) -> Answer<()> {
 }
 
 async fn no_target(app: &App, project: &str, target: &Target) -> Answer<Problem> {
-    let plugin = &target.plugin;
+    let plugin = target.plugin().unwrap_or_default();
     let there = app.api.store.plugin(project, plugin).await?.is_some();
-    Ok(match &target.version {
-        TargetVersion::Digest(digest) if there => {
+    Ok(match target.digest() {
+        Some(digest) if there => {
             let why = format!("names {digest}, which the plugin `{plugin}` doesn't have");
             Problem::field("target.version", why)
         }

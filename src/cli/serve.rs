@@ -11,11 +11,12 @@ use uuid::Uuid;
 use super::{Context, keys, output::Output};
 use crate::{
     api::{self, Api},
+    archive::Archive,
     config::{self, Config},
     metrics::Metrics,
     router::Router,
     sandbox::Sandbox,
-    store::{self, Role, Store},
+    store::{self, HostId, Role, Store},
     targets::Plugins,
 };
 
@@ -47,6 +48,10 @@ impl Serve {
             .await
             .with_context(|| format!("server.listen: {}", config.server.listen))?;
         let address = listener.local_addr()?;
+        if let Some(folder) = &config.events.archive {
+            let archive = Archive::new(folder, HostId(Uuid::new_v4()));
+            archive.check().with_context(|| format!("events.archive: {}", folder.display()))?;
+        }
         let url = &config.database.url;
         let store = store::connect(url.expose(), &config.store()).await?;
         store.join()?;

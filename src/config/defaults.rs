@@ -34,7 +34,12 @@ impl Default for Server {
 
 impl Default for Events {
     fn default() -> Self {
-        Self { payload_max: Bytes::mib(1), hops_max: 64, retention: Span::from_secs(7 * 86_400) }
+        Self {
+            payload_max: Bytes::mib(1),
+            hops_max: 64,
+            retention: Span::from_secs(7 * 86_400),
+            archive: None,
+        }
     }
 }
 

@@ -17,7 +17,7 @@ enum Kind {
 use Kind::{List, Number, Text};
 
 /// Every setting of a host: variable, section, key.
-const SETTINGS: [(&str, &str, &str, Kind); 31] = [
+const SETTINGS: [(&str, &str, &str, Kind); 32] = [
     ("OUTRIGGER_DATABASE_URL", "database", "url", Text),
     ("OUTRIGGER_TABLE_PREFIX", "database", "table_prefix", Text),
     ("OUTRIGGER_LANES", "database", "lanes", Number),
@@ -30,6 +30,7 @@ const SETTINGS: [(&str, &str, &str, Kind); 31] = [
     ("OUTRIGGER_PAYLOAD_MAX", "events", "payload_max", Text),
     ("OUTRIGGER_HOPS_MAX", "events", "hops_max", Number),
     ("OUTRIGGER_RETENTION", "events", "retention", Text),
+    ("OUTRIGGER_ARCHIVE", "events", "archive", Text),
     ("OUTRIGGER_POLL_INTERVAL", "router", "poll_interval", Text),
     ("OUTRIGGER_BATCH_SIZE", "router", "batch_size", Number),
     ("OUTRIGGER_LEASE", "router", "lease", Text),

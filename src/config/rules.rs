@@ -59,6 +59,11 @@ fn ranges(config: &Config) -> Result<(), (&'static str, String)> {
             "is not between 1s and 3650days",
         ),
         (
+            "events.archive",
+            events.archive.as_ref().is_none_or(|folder| !folder.as_os_str().is_empty()),
+            "is empty; leave it out to archive nothing",
+        ),
+        (
             "router.batch_size",
             (1..=10_000).contains(&router.batch_size),
             "is not between 1 and 10000",

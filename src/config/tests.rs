@@ -71,12 +71,14 @@ fn the_file_is_read_and_variables_have_the_last_word() {
         ("OUTRIGGER_ADMIN_KEY", "123456789012"),
         ("OUTRIGGER_LEASE", ""),
         ("OUTRIGGER_COMPONENT_MAX", "64MiB"),
+        ("OUTRIGGER_ARCHIVE", "/var/lib/outrigger/archive"),
     ];
     let config = load(file, &variables).expect("valid");
     assert_eq!(config.router.batch_size, 200);
     assert_eq!(config.router.lease, Span::from_secs(30), "an empty variable isn't set");
     assert_eq!(config.router.projects, Some(vec!["shop".into(), "crm".into()]));
     assert_eq!(config.sandbox.component_max, Bytes::mib(64));
+    assert_eq!(config.router().archive, Some(PathBuf::from("/var/lib/outrigger/archive")));
     assert!(!config.store().notify);
     let shown = format!("{config:?}");
     assert!(!shown.contains("hush") && !shown.contains("123456789012"), "{shown}");
@@ -109,6 +111,7 @@ fn what_is_wrong_in_the_file_is_named() {
         ("server.admin_key", "[server]\nadmin_key = 'with a space within'"),
         ("server.body_max", "[server]\nbody_max = '512KiB'"),
         ("events.payload_max", "[events]\npayload_max = '65MiB'\n[server]\nbody_max = '65MiB'"),
+        ("events.archive", "[events]\narchive = ''"),
         ("sandbox.memory_max", "[sandbox]\nmemory_max = '1KiB'"),
         ("line 2: ", "[router]\nlease = = 5"),
     ] {

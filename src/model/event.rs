@@ -161,6 +161,16 @@ pub struct Event {
     pub lane: Lane,
 }
 
+impl Event {
+    /// The payload, as a value of the application's own type.
+    ///
+    /// # Errors
+    /// When the payload has another shape.
+    pub fn decode<T: serde::de::DeserializeOwned>(&self) -> serde_json::Result<T> {
+        serde_json::from_str(&self.payload)
+    }
+}
+
 /// Host-written part of meta: who caused an event, and how far it is from the
 /// one that an application recorded.
 pub const CAUSE_FIELD: &str = "outrigger.cause";

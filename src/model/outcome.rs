@@ -14,6 +14,8 @@ pub enum FailureKind {
     Reject,
     /// The plugin panicked, exited or did what its sandbox forbids.
     Trap,
+    /// An application's own code panicked.
+    Panic,
     /// It was not done by its deadline.
     Deadline,
     /// It asked for more memory than it may have.
@@ -32,10 +34,11 @@ pub enum FailureKind {
 
 impl FailureKind {
     /// Every kind, for tables and tests.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Retry,
         Self::Reject,
         Self::Trap,
+        Self::Panic,
         Self::Deadline,
         Self::Memory,
         Self::Stack,
@@ -52,6 +55,7 @@ impl FailureKind {
             Self::Retry => "retry",
             Self::Reject => "reject",
             Self::Trap => "trap",
+            Self::Panic => "panic",
             Self::Deadline => "deadline",
             Self::Memory => "memory",
             Self::Stack => "stack",

@@ -62,14 +62,76 @@ pub struct Match {
 }
 
 /// What a trigger delivers to.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Target {
-    /// The name of a plugin of the same project.
-    pub plugin: String,
-    /// The plugin's active version, or one by its digest.
-    #[serde(default)]
-    pub version: TargetVersion,
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "TargetFields", into = "TargetFields")]
+pub enum Target {
+    /// A plugin of the same project.
+    Plugin {
+        /// Its name.
+        name: String,
+        /// Its active version, or one by its digest.
+        version: TargetVersion,
+    },
+    /// Code of an application: only hosts within it can deliver.
+    Embedded,
+}
+
+impl Target {
+    /// The plugin's name, if it is one.
+    #[must_use]
+    pub fn plugin(&self) -> Option<&str> {
+        match self {
+            Self::Plugin { name, .. } => Some(name),
+            Self::Embedded => None,
+        }
+    }
+
+    /// The digest of the one version that is meant, if one is.
+    #[must_use]
+    pub fn digest(&self) -> Option<&str> {
+        match self {
+            Self::Plugin { version: TargetVersion::Digest(digest), .. } => Some(digest),
+            Self::Plugin { .. } | Self::Embedded => None,
+        }
+    }
+}
+
+/// A target as documents write it.
+#[derive(Serialize, Deserialize)]
+#[serde(rename = "Target", rename_all = "camelCase", deny_unknown_fields)]
+struct TargetFields {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    plugin: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    version: Option<TargetVersion>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    embedded: bool,
+}
+
+impl TryFrom<TargetFields> for Target {
+    type Error = &'static str;
+
+    fn try_from(fields: TargetFields) -> Result<Self, Self::Error> {
+        match fields {
+            TargetFields { plugin: Some(name), version, embedded: false } => {
+                Ok(Self::Plugin { name, version: version.unwrap_or_default() })
+            }
+            TargetFields { plugin: None, version: None, embedded: true } => Ok(Self::Embedded),
+            TargetFields { plugin: None, embedded: false, .. } => Err("it names no `plugin`"),
+            _ => Err("it is either a `plugin` or `embedded`"),
+        }
+    }
+}
+
+impl From<Target> for TargetFields {
+    fn from(target: Target) -> Self {
+        match target {
+            Target::Plugin { name, version } => {
+                Self { plugin: Some(name), version: Some(version), embedded: false }
+            }
+            Target::Embedded => Self { plugin: None, version: None, embedded: true },
+        }
+    }
 }
 
 /// Which version of a plugin.
@@ -245,8 +307,10 @@ impl TriggerSpec {
     /// # Errors
     /// Names the field that is wrong or not supported.
     pub fn validate(&self) -> Result<(), Invalid> {
-        names::name("target.plugin", &self.target.plugin)?;
-        if let TargetVersion::Digest(digest) = &self.target.version {
+        if let Some(plugin) = self.target.plugin() {
+            names::name("target.plugin", plugin)?;
+        }
+        if let Some(digest) = self.target.digest() {
             let hex = digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit());
             if !hex || digest.bytes().any(|b| b.is_ascii_uppercase()) {
                 let why = "is neither `active` nor a digest of 64 lower-case hex digits";
@@ -355,7 +419,8 @@ mod tests {
         assert_eq!(spec.limits, Limits::default());
         assert_eq!(spec.retry.max_attempts, 5);
         assert_eq!(spec.order, Order::Aggregate);
-        assert_eq!(spec.target.version, TargetVersion::Active);
+        let version = TargetVersion::Active;
+        assert_eq!(spec.target, Target::Plugin { name: "p".into(), version });
         let again = serde_json::to_string(&spec).expect("JSON");
         assert_eq!(parse(&again).expect("its own output"), spec);
     }
@@ -384,6 +449,8 @@ mod tests {
             ("match", r#"{"target": {"plugin": "p"}}"#),
             ("pattern", r#"{"match": {"eventName": "["}, "target": {"plugin": "p"}}"#),
             ("target.version", r#"{"match": {}, "target": {"plugin": "p", "version": "1"}}"#),
+            ("no `plugin`", r#"{"match": {}, "target": {}}"#),
+            ("either a", r#"{"match": {}, "target": {"plugin": "p", "embedded": true}}"#),
         ] {
             let error = parse(json).expect_err(json);
             assert!(error.contains(field), "{json}: {error}");

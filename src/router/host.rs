@@ -41,6 +41,8 @@ pub(super) struct Host {
     pub(super) hard: CancellationToken,
     pub(super) tasks: TaskTracker,
     identity: Mutex<Identity>,
+    /// Held while definitions are read, so that older ones never replace newer.
+    refreshing: tokio::sync::Mutex<()>,
     ledger: Mutex<Ledger>,
     lanes: Mutex<BTreeMap<Lane, Holding>>,
     agenda: Mutex<Agenda>,
@@ -124,6 +126,7 @@ impl Host {
             hard: CancellationToken::new(),
             tasks: TaskTracker::new(),
             identity: Mutex::new(Identity { id: HostId(uuid::Uuid::new_v4()), doubtful: false }),
+            refreshing: tokio::sync::Mutex::default(),
             ledger: Mutex::default(),
             lanes: Mutex::default(),
             agenda: Mutex::default(),
@@ -177,6 +180,12 @@ impl Host {
         self.agenda.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The trigger that makes this host stand by: it can't deliver to it, so
+    /// it claims nothing, and leaves the lanes to hosts that can.
+    pub(super) fn stands_by(&self, rules: &Rules) -> Option<(String, String)> {
+        rules.beyond(|project| self.settings.takes(project)).cloned()
+    }
+
     /// Lanes to claim in.
     pub(super) fn own_lanes(&self) -> Vec<Lane> {
         self.lanes().iter().filter(|(_, h)| !h.surplus).map(|(lane, _)| *lane).collect()
@@ -201,6 +210,7 @@ impl Host {
 
     /// Reads the definitions anew if they have changed.
     pub(super) async fn refresh(&self) -> Result<(), StoreError> {
+        let _turn = self.refreshing.lock().await;
         let version = self.store.control_version().await?;
         if version == self.rules.load().version {
             return Ok(());

@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{select, time::sleep};
 
-use super::{host::Host, replay};
+use super::{archivist::Archivist, host::Host, replay};
+use crate::archive::Archive;
 
 /// Events that are deleted in one transaction.
 const BATCH: u32 = 500;
@@ -14,20 +15,17 @@ const REST: Duration = Duration::from_secs(5);
 
 /// Cleans up until the host is to stop.
 pub(super) async fn run(host: Arc<Host>) {
+    let folder = host.settings.archive.as_ref();
+    let archive = folder.map(|folder| Archive::new(folder, host.id()));
+    let mut archivist = archive.map(|archive| Archivist::new(Arc::clone(&host), archive));
     loop {
         select! {
             () = host.soft.cancelled() => return,
             () = sleep(REST) => {}
         }
-        while !host.soft.is_cancelled() {
-            match host.store.sweep(host.settings.retention, BATCH).await {
-                Ok(gone) if gone >= u64::from(BATCH) => sleep(Duration::from_millis(50)).await,
-                Ok(_) => break,
-                Err(error) => {
-                    host.faulty("deleting old events", &error);
-                    break;
-                }
-            }
+        match &mut archivist {
+            Some(archivist) => archivist.round().await,
+            None => sweep(&host).await,
         }
         while !host.soft.is_cancelled() {
             match replay::advance(&*host.store, BATCH).await {
@@ -37,6 +35,19 @@ pub(super) async fn run(host: Arc<Host>) {
                     host.faulty("carrying on bulk work", &error);
                     break;
                 }
+            }
+        }
+    }
+}
+
+async fn sweep(host: &Host) {
+    while !host.soft.is_cancelled() {
+        match host.store.sweep(host.settings.retention, BATCH).await {
+            Ok(gone) if gone >= u64::from(BATCH) => sleep(Duration::from_millis(50)).await,
+            Ok(_) => break,
+            Err(error) => {
+                host.faulty("deleting old events", &error);
+                break;
             }
         }
     }

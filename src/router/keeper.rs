@@ -23,7 +23,7 @@ use crate::{
 
 /// Keeps lanes until the host stops.
 pub(super) async fn run(host: Arc<Host>) {
-    let mut keeper = Keeper { renewed: Instant::now(), name: name(), host };
+    let mut keeper = Keeper { renewed: Instant::now(), name: name(), standing_by: false, host };
     loop {
         let limit = keeper.patience();
         let round = timeout(limit, keeper.round()).await;
@@ -49,6 +49,8 @@ struct Keeper {
     /// What the leases of the lanes are reckoned from.
     renewed: Instant,
     name: String,
+    /// Whether this host leaves the lanes to others, and isn't counted.
+    standing_by: bool,
 }
 
 impl Keeper {
@@ -73,7 +75,8 @@ impl Keeper {
             self.start_over().await?;
         }
         let (id, began) = (host.id(), Instant::now());
-        let live = store.heartbeat(id, &self.name, lease).await?;
+        let live =
+            if self.standing_by { 1 } else { store.heartbeat(id, &self.name, lease).await? };
         let held = store.renew_lanes(id, lease).await?;
         self.renewed = began;
         host.pulse.renewed();
@@ -83,7 +86,12 @@ impl Keeper {
         if host.soft.is_cancelled() {
             return Ok(self.interval());
         }
-        let share = usize::try_from(store.lanes()).unwrap_or(1).div_ceil(live.max(1));
+        self.stand_by_or_serve().await?;
+        let share = if self.standing_by {
+            0
+        } else {
+            usize::try_from(store.lanes()).unwrap_or(1).div_ceil(live.max(1))
+        };
         let dry = self.mark_surplus(share);
         if !dry.is_empty() {
             store.yield_lanes(id, &dry).await?;
@@ -105,6 +113,32 @@ impl Keeper {
         }
         let draining = host.lanes().values().any(|holding| holding.surplus);
         Ok(if draining { Duration::from_millis(20).min(self.interval()) } else { self.interval() })
+    }
+
+    /// Stands by while there is a trigger that only other hosts can deliver
+    /// to. Others then count without this host, and take its lanes.
+    async fn stand_by_or_serve(&mut self) -> Result<(), StoreError> {
+        let host = &self.host;
+        if let Err(error) = host.refresh().await {
+            // What this host holds is to be kept all the same.
+            host.faulty("reading definitions", &error);
+        }
+        let cause = host.stands_by(&host.rules.load());
+        if let (Some((project, trigger)), false) = (&cause, self.standing_by) {
+            tracing::warn!(
+                project,
+                trigger,
+                "standing by: the trigger's code is not part of this process"
+            );
+        } else if cause.is_none() && self.standing_by {
+            tracing::info!("serving again: every trigger can be delivered to");
+        }
+        let begins = cause.is_some() && !self.standing_by;
+        self.standing_by = cause.is_some();
+        if begins {
+            host.store.goodbye(host.id()).await?;
+        }
+        Ok(())
     }
 
     /// Somebody has taken lanes over: what is held in them is void.

@@ -254,6 +254,7 @@ impl Ledger {
             line: Some(Line::Events(key)),
             ..Unit::new(claim, event, key, terms)
         });
+        let mut shares = Vec::with_capacity(matching.rules.len());
         for rule in matching.rules {
             let chain = rule.ordered().then_some((rule.desk.id, key, false));
             let spill = if trials > 0 {
@@ -268,7 +269,10 @@ impl Ledger {
                     })
                     .map(|_| SpillCause::Blocked)
             };
-            let share = self.share(id, rule, chain);
+            shares.push((self.share(id, rule, chain), spill));
+        }
+        // Once all are there: when the last of them has ended, so has the unit.
+        for (share, spill) in shares {
             match spill {
                 Some(cause) => self.end(id, share, Ending::Spilled(cause)),
                 None => self.enqueue(id, share, false),
@@ -384,7 +388,7 @@ impl Ledger {
         std::mem::take(&mut self.released)
     }
 
-    /// These claims are given back, or have run out.
+    /// These claims are given back, or nothing of this host's holds any more.
     pub(super) fn given_back(&mut self, released: &[Release]) {
         for key in released.iter().filter_map(|release| release.key) {
             if let Some(returning) = self.returning.get_mut(&key) {
@@ -392,6 +396,12 @@ impl Ledger {
                 returning.seen = self.claims;
             }
         }
+    }
+
+    /// Whether events are on their way back: a claim that begins now may bring
+    /// what comes after them, and would have to be given back as well.
+    pub(super) fn is_returning(&self) -> bool {
+        self.returning.values().any(|returning| returning.unsettled > 0)
     }
 
     /// Tasks to start.

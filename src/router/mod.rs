@@ -3,12 +3,13 @@
 //! `poller` claims what there is room for and matches it (`rules`, `matcher`);
 //! `ledger` keeps what is held, in order; `executor` makes the calls; `settler`
 //! writes results in groups; `keeper` renews leases and shares lanes out;
-//! `janitor` cleans up, `replay` carries bulk work on. A `desk` is what a host remembers of a trigger: its
+//! `janitor` cleans up, `archivist` keeps files of what it deletes, `replay`
+//! carries bulk work on. A `desk` is what a host remembers of a trigger: its
 //! limits, its failures, and as `pending`, state that is not settled yet.
 //! `alone` finds events that kill their host, `pauses` triggers that keep
 //! failing.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::{
     select,
@@ -16,9 +17,10 @@ use tokio::{
 };
 
 use self::{host::Host, ledger::Ledger};
-use crate::{metrics::Metrics, store::Store, targets::Targets};
+use crate::{metrics::Metrics, model::names::Invalid, store::Store, targets::Targets};
 
 mod alone;
+mod archivist;
 mod desk;
 mod ending;
 mod executor;
@@ -55,6 +57,9 @@ pub struct Settings {
     pub deaths: u32,
     /// How long settled events are kept.
     pub retention: Duration,
+    /// The folder where they are archived before they are deleted, if there
+    /// is to be one.
+    pub archive: Option<PathBuf>,
     /// The only projects to serve, if some are named.
     pub projects: Option<Vec<String>>,
 }
@@ -68,12 +73,37 @@ impl Default for Settings {
             concurrency: 64,
             deaths: 3,
             retention: Duration::from_hours(168),
+            archive: None,
             projects: None,
         }
     }
 }
 
 impl Settings {
+    /// Checks what the types can't say.
+    ///
+    /// # Errors
+    /// Names the setting that is wrong.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let hour = Duration::from_hours(1);
+        let ranges = [
+            ("batch", (1..=10_000).contains(&self.batch), "is not between 1 and 10000"),
+            (
+                "lease",
+                (Duration::from_millis(100)..=hour).contains(&self.lease),
+                "is not between 100ms and 1h",
+            ),
+            ("poll", self.poll < self.lease, "is not shorter than the lease"),
+            ("poll", self.poll >= Duration::from_millis(1), "is shorter than 1ms"),
+            ("concurrency", (1..=10_000).contains(&self.concurrency), "is not between 1 and 10000"),
+            ("retention", !self.retention.is_zero(), "is nothing"),
+        ];
+        match ranges.into_iter().find(|(_, holds, _)| !holds) {
+            Some((field, _, why)) => Err(Invalid::new(field, why)),
+            None => Ok(()),
+        }
+    }
+
     fn takes(&self, project: &str) -> bool {
         self.projects.as_ref().is_none_or(|only| only.iter().any(|one| one == project))
     }

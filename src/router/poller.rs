@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     model::Lane,
-    store::{Claimed, ClaimedDelivery, ClaimedEvent, Seam, StoreError},
+    store::{Claim, Claimed, ClaimedDelivery, ClaimedEvent, Seam, StoreError},
 };
 
 /// The first sleep after work was found; doubles up to the poll interval.
@@ -89,7 +89,8 @@ impl Poller {
         }
         let lanes = self.host.own_lanes();
         let room = self.host.capacity().saturating_sub(self.host.ledger().len());
-        if lanes.is_empty() || room == 0 {
+        let beyond = self.host.stands_by(&self.host.rules.load()).is_some();
+        if lanes.is_empty() || room == 0 || beyond {
             return Ok(false);
         }
         let sweep = self.swept.is_none_or(|at| at.elapsed() > SWEEP);
@@ -216,6 +217,10 @@ impl Poller {
         }
         self.host.pulse.good();
         let rules = self.host.rules.load_full();
+        if self.host.stands_by(&rules).is_some() {
+            let claims: Vec<_> = claimed.rows.iter().map(|row| &row.claim).collect();
+            return self.leave(&claims).await;
+        }
         let lease = Arc::new(Lease::new(began + self.host.settings.lease));
         let matched: Vec<_> = claimed
             .rows
@@ -305,6 +310,10 @@ impl Poller {
         }
         self.host.pulse.good();
         let rules = self.host.rules.load_full();
+        if self.host.stands_by(&rules).is_some() {
+            let claims: Vec<_> = claimed.rows.iter().map(|row| &row.claim).collect();
+            return self.leave(&claims).await;
+        }
         let lease = Arc::new(Lease::new(began + self.host.settings.lease));
         let mut back = Vec::new();
         {
@@ -329,6 +338,12 @@ impl Poller {
             self.host.sure(given)?;
         }
         Ok(())
+    }
+
+    /// Gives claims back to whoever can deliver to every trigger.
+    async fn leave(&self, claims: &[&Claim]) -> Result<(), StoreError> {
+        self.host.to_keep.notify_one();
+        self.host.store.release(claims).await
     }
 
     /// What to claim: every project that had events lately in every lane, each

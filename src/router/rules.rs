@@ -60,6 +60,9 @@ impl Rule {
 pub(super) struct Rules {
     pub(super) version: ControlVersion,
     projects: HashMap<String, Project>,
+    /// Triggers, by project and name, that are in force and that this process
+    /// can't deliver to.
+    beyond: Vec<(String, String)>,
 }
 
 #[derive(Default)]
@@ -84,7 +87,8 @@ impl Rules {
         let active: HashMap<(&str, &str), &str> =
             definitions.active.iter().map(|(p, n, d)| ((&**p, &**n), &**d)).collect();
         for trigger in definitions.triggers {
-            let digest = active.get(&(&*trigger.project, &*trigger.spec.target.plugin)).copied();
+            let plugin = trigger.spec.target.plugin();
+            let digest = plugin.and_then(|name| active.get(&(&*trigger.project, name)).copied());
             let old = before.rule(&trigger.project, &trigger.name);
             let same = old.filter(|old| {
                 old.trigger.revision == trigger.revision && old.active.as_deref() == digest
@@ -106,7 +110,19 @@ impl Rules {
             let project = projects.entry(rule.trigger.project.clone()).or_default();
             project.rules.insert(rule.trigger.name.clone(), rule);
         }
-        Self { version: definitions.version, projects }
+        let beyond = projects
+            .values()
+            .filter(|project| project.enabled)
+            .flat_map(|project| project.rules.values())
+            .filter(|rule| !rule.paused() && !targets.can_reach(&rule.trigger))
+            .map(|rule| (rule.trigger.project.clone(), rule.trigger.name.clone()))
+            .collect();
+        Self { version: definitions.version, projects, beyond }
+    }
+
+    /// A trigger of the projects that a host takes which it can't deliver to.
+    pub(super) fn beyond(&self, takes: impl Fn(&str) -> bool) -> Option<&(String, String)> {
+        self.beyond.iter().find(|(project, _)| takes(project))
     }
 
     pub(super) fn rule(&self, project: &str, name: &str) -> Option<&Arc<Rule>> {

@@ -18,23 +18,34 @@ use crate::model::{
 
 /// When an emitted event falls due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Due {
+pub enum Due {
+    /// When it is recorded.
     Now,
+    /// So many milliseconds after the call.
     AfterMs(u32),
+    /// At this time, in milliseconds since the epoch.
     AtMs(u64),
 }
 
-/// An event as a guest asks for it.
+/// An event as a call asks for it; it will be of the same project.
 #[derive(Debug, Clone)]
-pub(super) struct Wish {
-    pub(super) resource: String,
-    pub(super) aggregate_id: String,
-    pub(super) event_name: String,
-    pub(super) schema_version: u32,
-    pub(super) payload: String,
-    pub(super) meta: Vec<(String, String)>,
-    pub(super) dedup_key: Option<String>,
-    pub(super) due: Due,
+pub struct Wish {
+    /// The kind of thing that the event is about.
+    pub resource: String,
+    /// Which one of that kind.
+    pub aggregate_id: String,
+    /// What happened.
+    pub event_name: String,
+    /// Version of the payload's shape.
+    pub schema_version: u32,
+    /// JSON text.
+    pub payload: String,
+    /// Fields of its meta; those of the host are added.
+    pub meta: Vec<(String, String)>,
+    /// At most one event of a project has the same non-empty key.
+    pub dedup_key: Option<String>,
+    /// When it falls due.
+    pub due: Due,
 }
 
 /// The events that one call has emitted so far.

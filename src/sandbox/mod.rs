@@ -5,7 +5,9 @@
 //! it in one [`Report`]. What a guest may use up is in `limits`, what it may
 //! ask for in `emit` and `state`, what it printed in `logs`, what went wrong in
 //! `failure`. `v1` alone knows the types that are generated from the WIT.
+//! [`Asked`] holds an application's own code to the same bounds and checks.
 
+mod asked;
 mod call;
 mod data;
 mod emit;
@@ -20,7 +22,10 @@ mod state;
 mod upload;
 mod v1;
 
+pub use asked::Asked;
 pub use call::{Call, Plugin, Report, StateReader, TriggerView};
+pub use emit::{Due, Wish};
 pub use engine::{Sandbox, SandboxError};
+pub use refusal::Refusal;
 pub use settings::Settings;
 pub use upload::UploadError;

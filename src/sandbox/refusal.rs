@@ -1,17 +1,21 @@
-//! What an import answers when it doesn't do what it was asked for.
+//! What a call is answered when it isn't given what it asked for.
 
 use crate::model::effect::AddError;
 
-/// Why an import said no; the text is for the plugin's author.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Refusal {
+/// Why the host said no; the text is for the trigger's author.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
     /// The trigger has no grant for it; names the grant.
+    #[error("{0}")]
     Denied(String),
     /// A cap was reached; names it.
+    #[error("{0}")]
     Limit(String),
     /// The database didn't answer.
+    #[error("the database didn't answer: {0}")]
     Unavailable(String),
     /// The arguments make no sense.
+    #[error("{0}")]
     Invalid(String),
 }
 

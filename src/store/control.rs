@@ -191,8 +191,8 @@ pub trait Control: Send + Sync + 'static {
         name: &str,
     ) -> Result<Option<Vec<String>>, StoreError>;
 
-    /// Creates or replaces a trigger. Answers whether it is new; its plugin
-    /// (and version, where the document names one) must exist, else `None`.
+    /// Creates or replaces a trigger. Answers whether it is new; the plugin
+    /// (and version) that the document names must exist, else `None`.
     /// A paused trigger stays paused.
     async fn put_trigger(
         &self,

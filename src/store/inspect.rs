@@ -189,6 +189,51 @@ pub struct DeliveryRow {
     pub blocked_by: Option<Uuid>,
 }
 
+/// An event that may be deleted, with all that goes with it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgedEvent {
+    /// The event.
+    pub row: EventRow,
+    /// Its deliveries, in the order in which they were made.
+    pub deliveries: Vec<DeliveryRow>,
+    /// Its attempts that were kept, in the order in which they were settled.
+    pub attempts: Vec<Attempt>,
+}
+
+impl AgedEvent {
+    /// What [`Inspect::forget`] needs of it.
+    #[must_use]
+    pub fn trace(&self) -> Trace {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Trace {
+            pk: self.row.event.pk,
+            deliveries: count(self.deliveries.len()),
+            attempts: count(self.attempts.len()),
+        }
+    }
+}
+
+/// An event that was read to be deleted: if it has more or less by then than
+/// it had, it has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trace {
+    /// The event.
+    pub pk: i64,
+    /// Deliveries that it had.
+    pub deliveries: u32,
+    /// Attempts that it had.
+    pub attempts: u32,
+}
+
+/// Events that may be deleted.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Aged {
+    /// In the order of their pk.
+    pub events: Vec<AgedEvent>,
+    /// Where to go on, if there may be more.
+    pub next: Option<i64>,
+}
+
 /// Which attempts to list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AttemptFilter {
@@ -394,4 +439,19 @@ pub trait Inspect: Send + Sync + 'static {
     /// `retention` ago and have no open or dead delivery, with their attempts
     /// and ended deliveries. Answers how many events went.
     async fn sweep(&self, retention: Duration, batch: u32) -> Result<u64, StoreError>;
+
+    /// Up to `batch` events of these lanes that [`Inspect::sweep`] would delete,
+    /// whole, from behind the pk `after` on; fewer where they are large. Deletes
+    /// nothing.
+    async fn aged(
+        &self,
+        lanes: &[Lane],
+        retention: Duration,
+        after: i64,
+        batch: u32,
+    ) -> Result<Aged, StoreError>;
+
+    /// Deletes events that were read by [`Inspect::aged`], in one transaction,
+    /// but for those that have changed since. Answers how many events went.
+    async fn forget(&self, traces: &[Trace]) -> Result<u64, StoreError>;
 }

@@ -15,9 +15,9 @@ pub use control::{
     ApiKey, Control, ControlVersion, Definitions, HostInfo, KeyRow, Project, Role, TriggerGone,
 };
 pub use inspect::{
-    AttemptFilter, DeadLetterFilter, DeliveryFilter, DeliveryRow, DeliveryState, EventFilter,
-    EventRow, EventStatus, Inspect, Page, PageRequest, ProjectCounts, StateEntry, Status,
-    TriggerCounts,
+    Aged, AgedEvent, AttemptFilter, DeadLetterFilter, DeliveryFilter, DeliveryRow, DeliveryState,
+    EventFilter, EventRow, EventStatus, Inspect, Page, PageRequest, ProjectCounts, StateEntry,
+    Status, Trace, TriggerCounts,
 };
 pub use operation::{Operation, OperationFilter, OperationKind, OperationState, Requeued};
 pub use replay::{Destination, ReplayBatch, ReplayCounts, ReplayFilter, Replayed};

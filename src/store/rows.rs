@@ -7,9 +7,10 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::AssertSqlSafe;
+use uuid::Uuid;
 
-use super::{Chain, End, Prefix, Role, Settlement, StoreError};
-use crate::model::outcome::FailureKind;
+use super::{AgedEvent, Chain, DeliveryRow, End, EventRow, Prefix, Role, Settlement, StoreError};
+use crate::model::{attempt::Attempt, outcome::FailureKind};
 
 /// SQL templates with the table prefix filled in: `{p}outbox`.
 ///
@@ -102,6 +103,52 @@ pub(super) fn totals<'a>(group: &[&'a Settlement]) -> BTreeMap<(&'a str, &'a str
         }
     }
     totals
+}
+
+/// Bytes of payloads that are read at once to be archived.
+const AGED_BYTES: i64 = 8 << 20;
+
+/// Which of the rows that were looked at (pk, whether it may go, bytes) are
+/// taken, and the pk of the last row that is done with.
+pub(super) fn take_aged(rows: &[(i64, bool, i64)], batch: u32) -> (Vec<i64>, Option<i64>) {
+    let (mut taken, mut bytes, mut last) = (Vec::new(), 0, None);
+    for (pk, old, size) in rows {
+        if *old {
+            let fits = taken.is_empty() || bytes + size <= AGED_BYTES;
+            if taken.len() >= batch as usize || !fits {
+                break;
+            }
+            taken.push(*pk);
+            bytes += size;
+        }
+        last = Some(*pk);
+    }
+    (taken, last)
+}
+
+/// Events with what belongs to them.
+pub(super) fn whole(
+    rows: Vec<EventRow>,
+    deliveries: Vec<DeliveryRow>,
+    attempts: Vec<Attempt>,
+) -> Vec<AgedEvent> {
+    let place: HashMap<Uuid, usize> =
+        rows.iter().enumerate().map(|(index, row)| (row.event.message_id, index)).collect();
+    let mut events: Vec<AgedEvent> = rows
+        .into_iter()
+        .map(|row| AgedEvent { row, deliveries: Vec::new(), attempts: Vec::new() })
+        .collect();
+    for delivery in deliveries {
+        if let Some(index) = place.get(&delivery.message_id) {
+            events[*index].deliveries.push(delivery);
+        }
+    }
+    for attempt in attempts {
+        if let Some(index) = place.get(&attempt.message_id) {
+            events[*index].attempts.push(attempt);
+        }
+    }
+    events
 }
 
 /// A role's name in SQL.

@@ -11,13 +11,14 @@ use crate::model::{
     attempt::{LogLine, Usage},
     effect::Effects,
     event::Event,
-    outcome::Failure,
+    outcome::{Failure, FailureKind},
     trigger::Trigger,
 };
 
 mod plugin;
 
 pub use plugin::Plugins;
+pub(crate) use plugin::Reader;
 
 /// One event for one trigger.
 pub struct Request {
@@ -81,4 +82,30 @@ pub trait Targets: Send + Sync {
     /// The target of a trigger; `active` is the digest of its plugin's active
     /// version, if it has one.
     fn target(&self, trigger: &Trigger, active: Option<&str>) -> Arc<dyn Target>;
+
+    /// Whether this process can deliver to a trigger at all. A host that can't
+    /// leaves the work to those that can.
+    fn can_reach(&self, trigger: &Trigger) -> bool;
+}
+
+/// What this process can't deliver to, and why.
+pub(crate) struct Away(pub(crate) String);
+
+#[async_trait]
+impl Target for Away {
+    async fn deliver(&self, _: Request) -> Report {
+        Report {
+            result: Err(Failure::new(FailureKind::HostFault, &*self.0)),
+            usage: Usage::default(),
+            logs: Vec::new(),
+            digest: None,
+        }
+    }
+
+    async fn warm(&self) {}
+}
+
+/// What is said of a trigger that is another application's code.
+pub(crate) fn elsewhere() -> Arc<dyn Target> {
+    Arc::new(Away("the trigger's code is not part of this process".into()))
 }

@@ -8,12 +8,12 @@ use std::{
 use async_trait::async_trait;
 use tokio::sync::OnceCell;
 
-use super::{Report, Request, State, Target, Targets};
+use super::{Report, Request, State, Target, Targets, elsewhere};
 use crate::{
     model::{
         attempt::Usage,
         outcome::{Failure, FailureKind},
-        trigger::{TargetVersion, Trigger},
+        trigger::Trigger,
     },
     sandbox::{Call, Plugin, Sandbox, StateReader, TriggerView},
     store::Control,
@@ -77,16 +77,18 @@ impl Loader {
 impl Targets for Plugins {
     fn target(&self, trigger: &Trigger, active: Option<&str>) -> Arc<dyn Target> {
         let spec = &trigger.spec;
-        let digest = match &spec.target.version {
-            TargetVersion::Active => active,
-            TargetVersion::Digest(digest) => Some(digest.as_str()),
-        };
+        let Some(plugin) = spec.target.plugin() else { return elsewhere() };
+        let digest = spec.target.digest().or(active);
         Arc::new(PluginTarget {
             loader: Arc::clone(&self.0),
-            name: spec.target.plugin.clone(),
+            name: plugin.to_owned(),
             slot: digest.map(|digest| self.0.slot(&trigger.project, digest)),
             view: Arc::new(TriggerView::new(&trigger.name, spec)),
         })
+    }
+
+    fn can_reach(&self, trigger: &Trigger) -> bool {
+        trigger.spec.target.plugin().is_some()
     }
 }
 
@@ -149,7 +151,7 @@ impl Target for PluginTarget {
 }
 
 /// The router's state, as the sandbox reads it.
-struct Reader(Arc<dyn State>);
+pub(crate) struct Reader(pub(crate) Arc<dyn State>);
 
 #[async_trait]
 impl StateReader for Reader {

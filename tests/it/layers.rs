@@ -6,7 +6,7 @@ use crate::guests::root;
 
 /// A word, and where alone it may stand below `src`.
 const RULES: [(&str, &[&str]); 4] = [
-    ("sqlx::", &["store/", "outbox.rs", "outbox/", "inbox.rs", "inbox/"]),
+    ("sqlx::", &["store/", "outbox.rs", "outbox/", "inbox.rs", "inbox/", "embed/"]),
     ("wasmtime::", &["sandbox/"]),
     ("axum::", &["api/", "dashboard/"]),
     ("reqwest::", &["cli/", "targets/"]),

@@ -3,14 +3,17 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on has failed")]
 
 mod api;
+mod archive;
 mod cli;
 mod conformance;
 mod database;
+mod embed;
 mod faults;
 mod guests;
 mod hosts;
 mod layers;
 mod plugin_test;
+mod poison;
 mod recording;
 mod router;
 mod sandbox;

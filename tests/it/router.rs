@@ -45,6 +45,7 @@ on_both! {
     later_events_wait_for_an_earlier_failure
     one_trigger_s_failure_repeats_no_other_s_call
     a_paused_trigger_keeps_its_backlog
+    a_paused_or_blocked_trigger_takes_nothing_from_others
     a_read_and_written_sum_is_exact
     state_and_emitted_events_commit_with_the_acknowledgement
     dead_letters_are_requeued_and_purged_in_bulk
@@ -250,6 +251,33 @@ async fn a_paused_trigger_keeps_its_backlog(database: &Database) {
     assert_eq!(value(&host, "t", "seen").await, None);
     host.ok(Method::POST, "/v1/projects/shop/triggers/t/resume", None).await;
     value_is(&host, "t", "seen", "0,1,2,3,4,").await;
+}
+
+async fn a_paused_or_blocked_trigger_takes_nothing_from_others(database: &Database) {
+    let host = shop(database).await;
+    // By name, the first is one that doesn't run.
+    for name in ["a", "b", "c", "d", "e"] {
+        host.trigger("shop", name, for_events("*")).await;
+    }
+    for name in ["a", "c"] {
+        host.ok(Method::POST, &format!("/v1/projects/shop/triggers/{name}/pause"), None).await;
+    }
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        let steps = json!([{"op": "increment", "key": "n", "by": 1}]);
+        ids.push(publish(&host, "k", "x", steps).await);
+    }
+    for id in &ids {
+        for name in ["a", "c"] {
+            outcome_is(&host, id, name, "spilled").await;
+        }
+        // Done, or spilled where an earlier call took long: in any case there.
+        let result = event(&host, id).await["result"].clone();
+        assert_eq!(result.as_object().map(serde_json::Map::len), Some(5), "{result}");
+    }
+    for name in ["b", "d", "e"] {
+        value_is(&host, name, "n", "5").await;
+    }
 }
 
 async fn a_read_and_written_sum_is_exact(database: &Database) {

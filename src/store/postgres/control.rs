@@ -11,7 +11,7 @@ use super::{
     fault,
 };
 use crate::{
-    model::trigger::{TargetVersion, Trigger, TriggerSpec},
+    model::trigger::{Trigger, TriggerSpec},
     store::{
         ApiKey, ControlVersion, Definitions, HostId, HostInfo, KeyRow, Project, StoreError,
         TriggerGone,
@@ -168,18 +168,16 @@ impl Postgres {
     ) -> Result<Option<bool>, StoreError> {
         let mut tx = self.pool.begin().await.map_err(fault)?;
         let revision = self.raise(&mut tx).await?;
-        let digest = match &spec.target.version {
-            TargetVersion::Active => None,
-            TargetVersion::Digest(digest) => Some(digest),
-        };
         // Definitions change one after another, so the plugin can't be deleted
         // between this look and the commit.
-        let known: bool = query_scalar(self.sql.of("SELECT EXISTS (SELECT FROM {p}plugin_version
+        let known: bool = query_scalar(self.sql.of(
+            "SELECT $2::text IS NULL OR EXISTS (SELECT FROM {p}plugin_version
                              WHERE project_id = $1 AND plugin_name = $2
-                               AND ($3::text IS NULL OR digest = $3))"))
+                               AND ($3::text IS NULL OR digest = $3))",
+        ))
         .bind(project)
-        .bind(&spec.target.plugin)
-        .bind(digest)
+        .bind(spec.target.plugin())
+        .bind(spec.target.digest())
         .fetch_one(&mut *tx)
         .await
         .map_err(fault)?;

@@ -53,6 +53,29 @@ macro_rules! delivery_columns {
     };
 }
 
+pub(super) use delivery_columns;
+
+/// The start of a query for [`event_row`]s; `now` is to be added.
+macro_rules! event_rows {
+    () => {
+        concat!(
+            "SELECT ",
+            event_columns!(),
+            ", o.claims, o.dispatched_at, o.claimed_until, o.result_json::text AS result,"
+        )
+    };
+}
+pub(super) use event_rows;
+
+/// The columns of [`attempt`], of a table called `a`.
+macro_rules! attempt_columns {
+    () => {
+        "a.id, a.event_pk, a.message_id, a.project_id, a.trigger_name, a.number, a.digest,
+         a.started_at, a.duration_us, a.cpu_us, a.memory_bytes, a.kind, a.error, a.logs_json"
+    };
+}
+pub(super) use attempt_columns;
+
 impl Postgres {
     pub(super) async fn one_event(
         &self,
@@ -194,10 +217,10 @@ impl Postgres {
         filter: &AttemptFilter,
         page: &PageRequest,
     ) -> Result<Page<(i64, Attempt)>, StoreError> {
-        let rows = query(self.sql.of(
-            "SELECT a.id, a.event_pk, a.message_id, a.trigger_name, a.number, a.digest, a.started_at,
-                    a.duration_us, a.cpu_us, a.memory_bytes, a.kind, a.error, a.logs_json
-               FROM {p}attempt a
+        let rows = query(self.sql.of(concat!(
+            "SELECT ",
+            attempt_columns!(),
+            " FROM {p}attempt a
               WHERE a.project_id = $1
                 AND ($2::text IS NULL OR a.trigger_name = $2)
                 AND ($3::uuid IS NULL OR a.event_pk =
@@ -206,8 +229,8 @@ impl Postgres {
                 AND ($5::bigint IS NULL OR a.id < $5)
                 AND ($6::bigint IS NULL OR a.started_at >= $6)
                 AND ($7::bigint IS NULL OR a.started_at < $7)
-              ORDER BY a.id DESC LIMIT $8",
-        ))
+              ORDER BY a.id DESC LIMIT $8"
+        )))
         .bind(project)
         .bind(filter.trigger.as_deref())
         .bind(filter.message_id)
@@ -219,28 +242,7 @@ impl Postgres {
         .fetch_all(&self.pool)
         .await
         .map_err(fault)?;
-        let attempt = |row: &PgRow| {
-            let logs: Option<String> = named(row, "logs_json")?;
-            let unsigned = |name| Ok(u64::try_from(named::<i64>(row, name)?).unwrap_or(0));
-            let attempt = Attempt {
-                message_id: named(row, "message_id")?,
-                event_pk: named(row, "event_pk")?,
-                project: project.to_owned(),
-                trigger: named(row, "trigger_name")?,
-                number: count(row, "number")?,
-                digest: named(row, "digest")?,
-                started_at: named(row, "started_at")?,
-                usage: Usage {
-                    duration_us: unsigned("duration_us")?,
-                    cpu_us: unsigned("cpu_us")?,
-                    memory_bytes: unsigned("memory_bytes")?,
-                },
-                failure: kind_of(named(row, "kind")?),
-                error: named(row, "error")?,
-                logs: logs.map_or_else(|| Ok(Vec::new()), |text| from_json("a log", &text))?,
-            };
-            Ok((get(row, 0)?, attempt))
-        };
+        let attempt = |row: &PgRow| Ok((get(row, 0)?, attempt(row)?));
         let items = rows.iter().map(attempt).collect::<Result<Vec<_>, StoreError>>()?;
         Ok(paged(items, page, |item| item.0))
     }
@@ -452,7 +454,30 @@ pub(super) fn paged<T>(items: Vec<T>, page: &PageRequest, id: impl Fn(&T) -> i64
     Page { items, next }
 }
 
-fn event_row(row: &PgRow) -> Result<EventRow, StoreError> {
+/// The attempt in a row of [`attempt_columns`].
+pub(super) fn attempt(row: &PgRow) -> Result<Attempt, StoreError> {
+    let logs: Option<String> = named(row, "logs_json")?;
+    let unsigned = |name| Ok(u64::try_from(named::<i64>(row, name)?).unwrap_or(0));
+    Ok(Attempt {
+        message_id: named(row, "message_id")?,
+        event_pk: named(row, "event_pk")?,
+        project: named(row, "project_id")?,
+        trigger: named(row, "trigger_name")?,
+        number: count(row, "number")?,
+        digest: named(row, "digest")?,
+        started_at: named(row, "started_at")?,
+        usage: Usage {
+            duration_us: unsigned("duration_us")?,
+            cpu_us: unsigned("cpu_us")?,
+            memory_bytes: unsigned("memory_bytes")?,
+        },
+        failure: kind_of(named(row, "kind")?),
+        error: named(row, "error")?,
+        logs: logs.map_or_else(|| Ok(Vec::new()), |text| from_json("a log", &text))?,
+    })
+}
+
+pub(super) fn event_row(row: &PgRow) -> Result<EventRow, StoreError> {
     let event = event(row)?;
     let now: i64 = named(row, "now")?;
     let dispatched_at: Option<i64> = named(row, "dispatched_at")?;
@@ -475,7 +500,7 @@ fn event_row(row: &PgRow) -> Result<EventRow, StoreError> {
     })
 }
 
-fn delivery_row(row: &PgRow) -> Result<DeliveryRow, StoreError> {
+pub(super) fn delivery_row(row: &PgRow) -> Result<DeliveryRow, StoreError> {
     let state: String = named(row, "state")?;
     Ok(DeliveryRow {
         id: named(row, "id")?,

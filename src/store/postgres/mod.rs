@@ -16,6 +16,7 @@ use super::{
 };
 use crate::model::Lane;
 
+mod aged;
 mod claims;
 mod control;
 mod inspect;
@@ -107,7 +108,7 @@ impl Postgres {
         work: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         let patience = self.options.patience;
-        let limit = lease.map_or(patience, |lease| patience.min(lease / 2));
+        let limit = lease.map_or(patience, |lease| patience.min((lease / 2).max(BRIEFLY)));
         tokio::time::timeout(limit, work)
             .await
             .unwrap_or_else(|late| Err(StoreError::Unavailable(late.into())))
@@ -173,6 +174,9 @@ impl Postgres {
         Ok(())
     }
 }
+
+/// The least time that an answer is waited for.
+const BRIEFLY: Duration = Duration::from_millis(250);
 
 /// How long a connection may take to say that it is alive. One whose other end
 /// has silently gone would hold its place in the pool for ever.

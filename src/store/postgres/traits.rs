@@ -15,11 +15,11 @@ use crate::{
         trigger::{Trigger, TriggerSpec},
     },
     store::{
-        ApiKey, AttemptFilter, Claim, Claimed, ClaimedDelivery, ClaimedEvent, Control,
+        Aged, ApiKey, AttemptFilter, Claim, Claimed, ClaimedDelivery, ClaimedEvent, Control,
         ControlVersion, DeadLetterFilter, Definitions, DeliveryFilter, DeliveryRow, Destination,
         EventFilter, EventRow, Held, HostId, HostInfo, Inspect, KeyRow, Operation, OperationKind,
         Page, PageRequest, Project, Queue, Recorded, ReplayBatch, ReplayFilter, Replayed, Requeued,
-        Seam, Settled, Settlement, StateEntry, Status, StoreError, Survey, TriggerGone,
+        Seam, Settled, Settlement, StateEntry, Status, StoreError, Survey, Trace, TriggerGone,
     },
 };
 
@@ -255,6 +255,18 @@ impl Inspect for Postgres {
     }
     async fn sweep(&self, retention: Duration, batch: u32) -> Result<u64, StoreError> {
         self.delete_old(retention, batch).await
+    }
+    async fn aged(
+        &self,
+        lanes: &[Lane],
+        retention: Duration,
+        after: i64,
+        batch: u32,
+    ) -> Result<Aged, StoreError> {
+        self.read_old(lanes, retention, after, batch).await
+    }
+    async fn forget(&self, traces: &[Trace]) -> Result<u64, StoreError> {
+        self.delete_read(traces).await
     }
 }
 

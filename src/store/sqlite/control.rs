@@ -4,7 +4,7 @@ use sqlx::{Connection as _, SqliteConnection, query, sqlite::SqliteRow};
 
 use super::{Sqlite, fault, get, maybe_text, now, text};
 use crate::{
-    model::trigger::{TargetVersion, Trigger, TriggerSpec},
+    model::trigger::{Trigger, TriggerSpec},
     store::{
         ControlVersion, Definitions, Project, StoreError, TriggerGone,
         rows::{from_json, to_json},
@@ -157,17 +157,13 @@ impl Sqlite {
         spec: &TriggerSpec,
     ) -> Result<Option<bool>, StoreError> {
         let mut tx = self.writer.begin_firm().await?;
-        let digest = match &spec.target.version {
-            TargetVersion::Active => None,
-            TargetVersion::Digest(digest) => Some(digest),
-        };
-        let row = query(self.sql.of("SELECT EXISTS (SELECT 1 FROM {p}plugin_version
+        let row = query(self.sql.of("SELECT ?2 IS NULL OR EXISTS (SELECT 1 FROM {p}plugin_version
                              WHERE project_id = ?1 AND plugin_name = ?2
                                AND (?3 IS NULL OR digest = ?3)),
                     EXISTS (SELECT 1 FROM {p}trigger WHERE project_id = ?1 AND name = ?4)"))
         .bind(project)
-        .bind(&spec.target.plugin)
-        .bind(digest)
+        .bind(spec.target.plugin())
+        .bind(spec.target.digest())
         .bind(name)
         .fetch_one(&mut *tx)
         .await

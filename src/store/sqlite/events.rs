@@ -49,6 +49,9 @@ macro_rules! event_rows {
     };
 }
 
+pub(super) use event_rows;
+pub(super) use standing;
+
 /// What [`Sqlite::event_page`] filters and orders by.
 macro_rules! wanted {
     () => {
@@ -272,7 +275,7 @@ pub(super) fn event(row: &SqliteRow) -> Result<Event, StoreError> {
     })
 }
 
-fn event_row(row: &SqliteRow) -> Result<EventRow, StoreError> {
+pub(super) fn event_row(row: &SqliteRow) -> Result<EventRow, StoreError> {
     Ok(EventRow {
         event: event(row)?,
         status: match get::<&str>(row, EVENT_COLUMNS + 3)? {

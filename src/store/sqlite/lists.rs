@@ -100,6 +100,8 @@ macro_rules! delivery_columns {
     };
 }
 
+pub(super) use delivery_columns;
+
 macro_rules! deliveries_wanted {
     () => {
         "(?6 IS NULL OR d.created_at >= ?6) AND (?7 IS NULL OR d.created_at < ?7)
@@ -117,12 +119,15 @@ macro_rules! dead_wanted {
 }
 pub(super) use dead_wanted;
 
+/// The columns of [`attempt`], of a table called `d`.
 macro_rules! attempt_columns {
     () => {
         "d.id, d.event_pk, d.message_id, d.trigger_name, d.number, d.digest, d.started_at,
          d.duration_us, d.cpu_us, d.memory_bytes, d.kind, d.error, d.logs_json"
     };
 }
+
+pub(super) use attempt_columns;
 
 macro_rules! attempts_wanted {
     () => {
@@ -278,7 +283,7 @@ impl Sqlite {
     }
 }
 
-fn delivery_row(row: &SqliteRow) -> Result<DeliveryRow, StoreError> {
+pub(super) fn delivery_row(row: &SqliteRow) -> Result<DeliveryRow, StoreError> {
     let state = text(row, 8)?;
     Ok(DeliveryRow {
         id: get(row, 0)?,
@@ -303,7 +308,7 @@ fn delivery_row(row: &SqliteRow) -> Result<DeliveryRow, StoreError> {
     })
 }
 
-fn attempt(row: &SqliteRow, project: &str) -> Result<Attempt, StoreError> {
+pub(super) fn attempt(row: &SqliteRow, project: &str) -> Result<Attempt, StoreError> {
     let unsigned = |index| Ok(u64::try_from(get::<i64>(row, index)?).unwrap_or(0));
     let logs: Option<&str> = get(row, 12)?;
     Ok(Attempt {

@@ -7,13 +7,14 @@
 use std::{
     path::{Path, PathBuf},
     str::FromStr,
-    sync::atomic::AtomicI64,
+    sync::{Arc, atomic::AtomicI64},
 };
 
 use sqlx::{
     Row as _, SqliteConnection, SqlitePool,
     sqlite::{
-        SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+        SqliteConnectOptions, SqliteJournalMode, SqliteOperation, SqlitePoolOptions, SqliteRow,
+        SqliteSynchronous,
     },
 };
 use uuid::Uuid;
@@ -30,6 +31,7 @@ use super::{
 };
 use crate::model::{Lane, UnixMillis};
 
+mod aged;
 mod chains;
 mod claims;
 mod control;
@@ -95,16 +97,41 @@ impl Sqlite {
     }
 
     async fn in_memory(base: SqliteConnectOptions, options: &Options) -> Result<Self, StoreError> {
-        // The database is the connection: there is one, and it never ends.
-        let pool = pool(options, 1).min_connections(1).connect_with(base).await.map_err(fault)?;
+        let wake = Wake::new(None);
+        let (bell, outbox) = (wake.bell(), format!("{}outbox", options.prefix));
+        // The database is the connection: there is one, and it never ends. An
+        // application has it too, with what holds on a connection of its own.
+        let pool = pool(options, 1)
+            .min_connections(1)
+            .after_connect(move |connection, _| {
+                let (bell, outbox) = (Arc::clone(&bell), outbox.clone());
+                Box::pin(async move {
+                    // Whoever is woken by an insert waits for the connection,
+                    // which is free once that is committed.
+                    connection.lock_handle().await?.set_update_hook(move |change| {
+                        if change.operation == SqliteOperation::Insert && change.table == outbox {
+                            bell.notify_one();
+                        }
+                    });
+                    Ok(())
+                })
+            })
+            .connect_with(base.foreign_keys(true))
+            .await
+            .map_err(fault)?;
         Ok(Self {
             writer: Writer::new(pool.clone(), pool.clone(), options.patience, false),
             readers: pool,
             sql: Sql::new(options.prefix.clone()),
-            wake: Wake::new(None),
+            wake,
             lock: None,
             swept: AtomicI64::new(0),
         })
+    }
+
+    /// The one connection of a database in memory.
+    pub(crate) fn memory(&self) -> Option<SqlitePool> {
+        self.lock.is_none().then(|| self.readers.clone())
     }
 
     async fn in_file(base: SqliteConnectOptions, options: &Options) -> Result<Self, StoreError> {

@@ -76,7 +76,11 @@ impl Sqlite {
     }
 
     /// Deletes what belongs to events.
-    async fn delete_with(&self, db: &mut SqliteConnection, pks: &[i64]) -> Result<(), StoreError> {
+    pub(super) async fn delete_with(
+        &self,
+        db: &mut SqliteConnection,
+        pks: &[i64],
+    ) -> Result<(), StoreError> {
         let pks = to_json(&pks)?;
         for sql in [
             "DELETE FROM {p}attempt WHERE event_pk IN (SELECT value FROM json_each(?1))",

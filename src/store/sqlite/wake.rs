@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::PathBuf,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -29,7 +29,7 @@ const QUIET: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) struct Wake {
-    inner: Notify,
+    inner: Arc<Notify>,
     /// `None` where no other process can write.
     watch: Option<Watch>,
 }
@@ -93,7 +93,12 @@ impl Watch {
 
 impl Wake {
     pub(super) fn new(watch: Option<Watch>) -> Self {
-        Self { inner: Notify::new(), watch }
+        Self { inner: Arc::default(), watch }
+    }
+
+    /// What to ring where this isn't at hand.
+    pub(super) fn bell(&self) -> Arc<Notify> {
+        Arc::clone(&self.inner)
     }
 
     pub(super) fn ring(&self) {
@@ -127,5 +132,27 @@ impl Wake {
             sleep(step).await;
             step = (step * 2).min(LAST_STEP);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Control as _, Options, Queue as _, sqlite::Sqlite};
+
+    #[tokio::test]
+    async fn an_insert_on_the_connection_in_memory_ends_a_wait() {
+        let store = Sqlite::connect("sqlite::memory:", &Options::default()).await.expect("opens");
+        store.migrate().await.expect("migrates");
+        let pool = store.memory().expect("is in memory");
+        // What migrating and looking rang is over.
+        store.wait_for_events(Duration::from_millis(1)).await;
+        let waits = tokio::spawn(async move { store.wait_for_events(Duration::MAX).await });
+        let insert = "INSERT INTO outrigger_outbox
+                          (project_id, resource, aggregate_id, event_name, payload_json)
+                      VALUES ('shop', 'order', 'o-1', 'order.placed', '{}')";
+        sqlx::query(insert).execute(&pool).await.expect("inserts");
+        let woken = tokio::time::timeout(Duration::from_mins(1), waits).await;
+        woken.expect("it is woken").expect("it doesn't panic");
     }
 }

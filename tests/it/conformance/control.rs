@@ -5,7 +5,7 @@ use std::time::Duration;
 use outrigger::{
     model::{
         plugin::PluginInfo,
-        trigger::{TargetVersion, TriggerSpec},
+        trigger::{Target, TargetVersion, TriggerSpec},
     },
     store::{ApiKey, HostId, KeyRow, Role, TriggerGone},
 };
@@ -106,7 +106,8 @@ pub(super) async fn a_trigger_needs_its_plugin(bench: &Bench) {
     assert_eq!(bench.store.trigger(SHOP, MAIL).await.expect("looks"), None);
     put_plugin(bench, "p", 'a', false).await;
     let mut pinned = spec("p");
-    pinned.target.version = TargetVersion::Digest(info('b').digest);
+    let version = TargetVersion::Digest(info('b').digest);
+    pinned.target = Target::Plugin { name: "p".into(), version };
     assert_eq!(put_trigger(bench, &pinned).await, None);
     assert_eq!(put_trigger(bench, &spec("p")).await, Some(true));
     put_plugin(bench, "p", 'b', false).await;

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use outrigger::{
-    model::event::NewEvent,
+    model::{Lane, event::NewEvent, outcome::FailureKind},
     store::{
-        AttemptFilter, DeliveryFilter, DeliveryState, EventFilter, EventStatus, PageRequest, Spill,
+        Aged, AgedEvent, AttemptFilter, DeliveryFilter, DeliveryState, EventFilter, EventRow,
+        EventStatus, PageRequest, Spill, Trace,
     },
 };
 use uuid::Uuid;
@@ -211,6 +212,116 @@ pub(super) async fn a_sweep_takes_small_batches(bench: &Bench) {
     assert!(swept.iter().all(|gone| *gone <= 10), "{swept:?}");
     assert_eq!(listed(bench, EventFilter::default()).await, ["24"]);
     drop(last);
+}
+
+/// Reads everything that is old enough, piece by piece.
+async fn aged(bench: &Bench, lanes: &[Lane], batch: u32) -> Vec<Vec<AgedEvent>> {
+    let (mut pieces, mut after) = (Vec::new(), 0);
+    loop {
+        let aged = bench.store.aged(lanes, Duration::ZERO, after, batch).await.expect("reads");
+        pieces.extend((!aged.events.is_empty()).then_some(aged.events));
+        match aged.next {
+            Some(next) => after = next,
+            None => return pieces,
+        }
+    }
+}
+
+pub(super) async fn old_events_are_read_whole_and_forgotten_as_they_were_read(bench: &Bench) {
+    bench.hold().await;
+    bench.spilled("retrying", failed()).await;
+    bench.spilled("dead", dead_at_once()).await;
+    let settled = bench.spilled("settled", failed()).await;
+    let due = bench.deliver().await.into_iter().find(|d| d.event.aggregate_id == "settled");
+    bench.write(ended(due.expect("is due"), well()).attempt(MAIL, None, None)).await;
+    let claimed = bench.claim_new(order("plain")).await;
+    let kind = Some(FailureKind::Trap);
+    bench.write(done(claimed).attempt(MAIL, kind, Some("boom")).attempt("x", None, None)).await;
+    bench.record(&[order("pending")]).await;
+    let lanes = bench.lanes();
+    let none = bench.store.aged(&lanes, LONG, 0, 100).await.expect("reads");
+    assert_eq!(none, Aged::default(), "nothing is that old");
+    let mut events = Vec::new();
+    until(async || {
+        events = aged(bench, &lanes, 100).await.concat();
+        events.len() == 2
+    })
+    .await;
+    let names: Vec<_> = events.iter().map(|e| &*e.row.event.aggregate_id).collect();
+    assert_eq!(names, ["settled", "plain"], "in order; what is open or dead stays");
+    assert_eq!(events[0].row.event.message_id, settled.message_id);
+    assert_eq!(events[0].row.status, EventStatus::Dispatched);
+    assert_eq!(events[0].row.event.payload, order("settled").payload);
+    let states: Vec<_> = events[0].deliveries.iter().map(|d| d.state).collect();
+    assert_eq!(states, [DeliveryState::Done]);
+    assert_eq!((events[0].attempts.len(), events[1].deliveries.len()), (1, 0));
+    let attempts: Vec<_> =
+        events[1].attempts.iter().map(|a| (&*a.trigger, &*a.project, a.failure)).collect();
+    assert_eq!(attempts, [(MAIL, SHOP, kind), ("x", SHOP, None)]);
+
+    // One that has something else by now stays.
+    let mut traces: Vec<_> = events.iter().map(AgedEvent::trace).collect();
+    traces[0].attempts += 1;
+    traces[1].deliveries += 1;
+    assert_eq!(bench.store.forget(&traces).await.expect("looks"), 0);
+    traces[1].deliveries -= 1;
+    assert_eq!(bench.store.forget(&traces).await.expect("deletes"), 1);
+    traces[0].attempts -= 1;
+    assert_eq!(bench.store.forget(&traces).await.expect("deletes"), 1, "the other is gone");
+    assert_eq!(bench.store.forget(&[]).await.expect("looks"), 0);
+    let left = listed(bench, EventFilter::default()).await;
+    assert_eq!(left, ["pending", "dead", "retrying"]);
+    let attempts = bench.store.attempts(SHOP, &AttemptFilter::default(), &all()).await;
+    assert!(attempts.expect("lists").items.is_empty());
+    // What was read once but is open isn't deleted, whoever says so.
+    let kept = bench.store.events(SHOP, &EventFilter::default(), &all()).await.expect("lists");
+    let trace = |row: &EventRow| Trace { pk: row.event.pk, deliveries: 1, attempts: 0 };
+    let traces: Vec<_> = kept.items.iter().map(trace).collect();
+    assert_eq!(bench.store.forget(&traces).await.expect("looks"), 0);
+}
+
+pub(super) async fn old_events_are_read_within_bounds(bench: &Bench) {
+    bench.hold().await;
+    let large = format!("\"{}\"", "x".repeat(5 << 20));
+    let events: Vec<_> = (0..30)
+        .map(|n| {
+            let payload = if n < 3 { large.clone() } else { "{}".into() };
+            NewEvent { payload, ..order(&n.to_string()) }
+        })
+        .collect();
+    bench.record(&events).await;
+    while counted(bench).await < 30 {
+        let claimed = bench.claim().await;
+        bench.settle(claimed.into_iter().map(done).collect()).await;
+    }
+    let lanes = bench.lanes();
+    let mut pieces = Vec::new();
+    until(async || {
+        pieces = aged(bench, &lanes, 10).await;
+        pieces.iter().map(Vec::len).sum::<usize>() == 30
+    })
+    .await;
+    assert!(pieces.iter().all(|piece| piece.len() <= 10));
+    for piece in &pieces {
+        let bytes: usize = piece.iter().map(|e| e.row.event.payload.len()).sum();
+        assert!(bytes <= 8 << 20, "{bytes}");
+    }
+    let pks: Vec<_> = pieces.concat().iter().map(|e| e.row.event.pk).collect();
+    assert!(pks.is_sorted(), "{pks:?}");
+    // Each lane's events are its holder's to archive.
+    let mut by_lane = 0;
+    for lane in &lanes {
+        let events = aged(bench, &[*lane], 100).await.concat();
+        assert!(events.iter().all(|e| e.row.event.lane == *lane));
+        by_lane += events.len();
+    }
+    assert_eq!(by_lane, 30);
+    assert!(aged(bench, &[], 100).await.is_empty());
+}
+
+/// Events that are dispatched.
+async fn counted(bench: &Bench) -> i64 {
+    bench.store.status().await.expect("counts").projects[SHOP].dispatched
 }
 
 pub(super) async fn a_projects_rows_go(bench: &Bench) {

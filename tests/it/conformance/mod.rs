@@ -143,6 +143,8 @@ macro_rules! behaviours_on {
                 status_counts_everything
                 a_sweep_keeps_what_is_not_settled
                 a_sweep_takes_small_batches
+                old_events_are_read_whole_and_forgotten_as_they_were_read
+                old_events_are_read_within_bounds
                 a_projects_rows_go
             }
             control {
