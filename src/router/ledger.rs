@@ -20,6 +20,7 @@ use uuid::Uuid;
 use super::{
     ending::{Ending, guilty, settlement},
     lease::{Lease, Tenure},
+    ready::Ready,
     rules::{Matching, Rule},
 };
 use crate::{
@@ -164,12 +165,16 @@ pub(super) struct Ledger {
     lines: HashMap<Line, VecDeque<UnitId>>,
     chains: HashMap<ChainKey, Link>,
     broken: HashMap<ChainKey, Break>,
-    ready: VecDeque<UnitId>,
+    ready: Ready,
     released: Vec<Release>,
     /// Keys with an event that is being given back: what claims bring of them
     /// that may not have seen it would overtake it.
     returning: HashMap<u64, Break>,
     tracks: HashMap<(Lane, String), Track>,
+    /// Units of each project.
+    projects: HashMap<String, usize>,
+    /// Payloads of all of them.
+    bytes: u64,
     lanes: HashMap<Lane, usize>,
     starts: Vec<Start>,
     hasher: RandomState,
@@ -370,17 +375,38 @@ impl Ledger {
         }
     }
 
-    /// Settlements for units that are ready, in order, as many as fit.
-    pub(super) fn collect(&mut self, most: usize) -> Vec<(UnitId, Settlement)> {
-        let count = most.min(self.ready.len());
-        let ids: Vec<UnitId> = self.ready.drain(..count).collect();
-        ids.into_iter()
+    /// Settlements for units that are ready, in order, as many as fit. Nothing
+    /// more of these projects is collected until they are [`Self::written`].
+    pub(super) fn collect(&mut self, most: usize) -> (Vec<(UnitId, Settlement)>, Vec<String>) {
+        let (ids, projects) = self.ready.take(most);
+        let group = ids
+            .into_iter()
             .filter_map(|id| {
                 let unit = self.units.get_mut(&id)?;
                 unit.stage = Stage::Settling;
                 Some((id, settlement(unit)))
             })
-            .collect()
+            .collect();
+        (group, projects)
+    }
+
+    /// What was collected of these projects is written, or back.
+    pub(super) fn written(&mut self, projects: &[String]) {
+        self.ready.done(projects);
+    }
+
+    /// Payloads of all that is held, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Units that a project may have more, of `capacity` for all: three times
+    /// what is free at the most, so that there is room for one that comes.
+    /// (Dynamic thresholds: Choudhury and Hahne, 1998.)
+    pub(super) fn room_of(&self, project: &str, capacity: usize) -> usize {
+        let free = capacity.saturating_sub(self.units.len());
+        let held = self.projects.get(project).copied().unwrap_or(0);
+        (free * 3).saturating_sub(held).min(free)
     }
 
     /// Claims to give back.
@@ -500,7 +526,7 @@ impl Ledger {
     fn not_ready(&mut self, id: UnitId) {
         if let Some(unit) = self.units.get_mut(&id).filter(|unit| unit.stage == Stage::Ready) {
             unit.stage = Stage::Complete;
-            self.ready.retain(|ready| *ready != id);
+            self.ready.remove(&unit.event.project, id);
         }
     }
 
@@ -649,6 +675,12 @@ impl Ledger {
     fn insert(&mut self, unit: Unit) -> UnitId {
         self.last += 1;
         *self.lanes.entry(unit.event.lane).or_default() += 1;
+        self.bytes += unit.event.payload.len() as u64;
+        if let Some(count) = self.projects.get_mut(&unit.event.project) {
+            *count += 1;
+        } else {
+            self.projects.insert(unit.event.project.clone(), 1);
+        }
         if let Some(line) = unit.line {
             self.lines.entry(line).or_default().push_back(self.last);
         }
@@ -733,7 +765,7 @@ impl Ledger {
             self.forward(line);
         } else {
             unit.stage = Stage::Ready;
-            self.ready.push_back(id);
+            self.ready.push(&unit.event.project, id);
         }
     }
 
@@ -746,7 +778,7 @@ impl Ledger {
                 Stage::Running => break,
                 Stage::Complete => {
                     unit.stage = Stage::Ready;
-                    self.ready.push_back(*id);
+                    self.ready.push(&unit.event.project, *id);
                 }
                 Stage::Ready | Stage::Settling => {}
             }
@@ -777,6 +809,13 @@ impl Ledger {
         let unit = self.units.remove(&id)?;
         if let Some(count) = self.lanes.get_mut(&unit.event.lane) {
             *count -= 1;
+        }
+        self.bytes -= unit.event.payload.len() as u64;
+        if let Some(count) = self.projects.get_mut(&unit.event.project) {
+            *count -= 1;
+            if *count == 0 {
+                self.projects.remove(&unit.event.project);
+            }
         }
         for share in &unit.shares {
             let Some(chain) = share.chain else { continue };
@@ -811,7 +850,7 @@ impl Ledger {
             share.rule.desk.deliveries.fetch_sub(1, Ordering::Relaxed);
         }
         if unit.stage == Stage::Ready {
-            self.ready.retain(|ready| *ready != id);
+            self.ready.remove(&unit.event.project, id);
         }
         Some(unit)
     }

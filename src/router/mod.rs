@@ -1,8 +1,8 @@
 //! From claimed rows to settled ones.
 //!
-//! `poller` claims what there is room for and matches it (`rules`, `matcher`);
-//! `ledger` keeps what is held, in order; `executor` makes the calls; `settler`
-//! writes results in groups; `keeper` renews leases and shares lanes out;
+//! `poller` claims what there is room for, each project its part (`demand`), and
+//! matches it (`rules`, `matcher`); `ledger` keeps what is held, in order;
+//! `executor` makes the calls; `settler` writes results in groups (`ready`); `keeper` renews leases and shares lanes out;
 //! `janitor` cleans up, `archivist` keeps files of what it deletes, `replay`
 //! carries bulk work on. A `desk` is what a host remembers of a trigger: its
 //! limits, its failures, and as `pending`, state that is not settled yet.
@@ -21,6 +21,7 @@ use crate::{metrics::Metrics, model::names::Invalid, store::Store, targets::Targ
 
 mod alone;
 mod archivist;
+mod demand;
 mod desk;
 mod ending;
 mod executor;
@@ -35,6 +36,7 @@ mod pauses;
 mod pending;
 mod poller;
 mod pulse;
+mod ready;
 pub mod replay;
 mod rules;
 mod settler;

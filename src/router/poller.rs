@@ -1,7 +1,7 @@
 //! Claims rows when there is room for them, and sleeps when there is nothing.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -9,6 +9,7 @@ use std::{
 use tokio::{select, time::sleep};
 
 use super::{
+    demand::Demand,
     host::{Holding, Host},
     lease::{Lease, Tenure},
     ledger::Terms,
@@ -25,17 +26,17 @@ const SHORTEST_NAP: Duration = Duration::from_millis(5);
 /// late, and look around for work elsewhere.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// How long a project is remembered after it last had an event.
-const MEMORY: Duration = Duration::from_mins(1);
-
-/// Seams in one claim at the most.
-const MAX_SEAMS: usize = 512;
-
 /// Deliveries that are claimed behind the first of their key.
 const RUN: u32 = 50;
 
-/// Rows asked of a seam that had none the last time.
-const PROBE: u32 = 16;
+/// How often at the most to look for projects that had nothing, while others
+/// keep the host busy; and the share of the time that looking may take.
+const GLANCE: Duration = Duration::from_millis(20);
+const GLANCES: u32 = 20;
+
+/// Payloads of one claim, and of all that is held, in bytes.
+const CLAIM_BYTES: u64 = 32 << 20;
+const HELD_BYTES: u64 = 128 << 20;
 
 /// The lanes that a host held when it claimed.
 type Held = BTreeMap<Lane, Holding>;
@@ -49,8 +50,9 @@ fn still_held(held: &Held, lane: Lane) -> Option<&Arc<Tenure>> {
 pub(super) async fn run(host: Arc<Host>) {
     let mut poller = Poller {
         host,
-        demand: HashMap::new(),
-        seen: BTreeMap::new(),
+        demand: Demand::default(),
+        glanced: None,
+        glance_after: GLANCE,
         swept: None,
         nap: SHORTEST_NAP,
     };
@@ -72,10 +74,10 @@ pub(super) async fn run(host: Arc<Host>) {
 
 struct Poller {
     host: Arc<Host>,
-    /// How many rows each seam is expected to have.
-    demand: HashMap<(Lane, String), u32>,
-    /// Projects that had events lately, and when.
-    seen: BTreeMap<String, Instant>,
+    demand: Demand,
+    /// When newcomers were last looked for, and how long to wait after that.
+    glanced: Option<Instant>,
+    glance_after: Duration,
     /// When marks were last ignored.
     swept: Option<Instant>,
     nap: Duration,
@@ -90,13 +92,18 @@ impl Poller {
         let lanes = self.host.own_lanes();
         let room = self.host.capacity().saturating_sub(self.host.ledger().len());
         let beyond = self.host.stands_by(&self.host.rules.load()).is_some();
-        if lanes.is_empty() || room == 0 || beyond {
+        let full = {
+            let ledger = self.host.ledger();
+            ledger.is_returning() || ledger.bytes() >= HELD_BYTES
+        };
+        if lanes.is_empty() || room == 0 || beyond || full {
             return Ok(false);
         }
         let sweep = self.swept.is_none_or(|at| at.elapsed() > SWEEP);
         let mut found = self.claim_events(&lanes, room, sweep).await?;
         found += self.claim_deliveries(&lanes, room.saturating_sub(found)).await?;
         if found > 0 && !sweep {
+            self.glance(&lanes).await?;
             return Ok(true);
         }
         if sweep {
@@ -104,6 +111,25 @@ impl Poller {
         }
         let news = self.look_around(&lanes, room.saturating_sub(found)).await?;
         Ok(found > 0 || news)
+    }
+
+    /// While some projects keep the host busy: finds others that have work now.
+    async fn glance(&mut self, lanes: &[Lane]) -> Result<(), StoreError> {
+        if self.glanced.is_some_and(|at| at.elapsed() < self.glance_after) {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let known: Vec<String> = self.demand.projects().cloned().collect();
+        let seams = self.host.store.newcomers(lanes, &known).await?;
+        let rules = self.host.rules.load_full();
+        for (lane, project) in seams {
+            if rules.serves(&project) && self.host.settings.takes(&project) {
+                self.demand.expect(lane, project);
+            }
+        }
+        self.glanced = Some(Instant::now());
+        self.glance_after = GLANCE.max(began.elapsed() * GLANCES);
+        Ok(())
     }
 
     /// Finds work where none was expected. Answers whether there is some.
@@ -128,8 +154,7 @@ impl Poller {
             if !rules.serves(&project) || !self.host.settings.takes(&project) {
                 continue;
             }
-            news |= self.seen.insert(project.clone(), Instant::now()).is_none();
-            self.demand.entry((lane, project)).or_insert(PROBE);
+            news |= self.demand.expect(lane, project);
         }
         let waiting = !survey.deliveries.is_empty();
         self.host.agenda().pairs = survey.deliveries.into_iter().collect();
@@ -156,13 +181,14 @@ impl Poller {
         if seams.is_empty() {
             return Ok(0);
         }
+        let bytes = self.bytes();
         let number = self.host.ledger().claim_begins();
         let began = Instant::now();
         let lease = self.host.settings.lease;
         let held = self.host.lanes().clone();
-        let claimed = self.host.store.claim_events(self.host.id(), &seams, lease).await;
+        let claimed = self.host.store.claim_events(self.host.id(), &seams, bytes, lease).await;
         let claimed = self.host.sure(claimed)?;
-        let drained = self.learn(&seams, &claimed);
+        let drained = self.demand.learn(&seams, &claimed, self.host.settings.batch);
         let found = claimed.rows.len();
         self.admit_events(claimed, &held, began, number).await?;
         if sweep {
@@ -176,14 +202,19 @@ impl Poller {
 
     async fn claim_scheduled(&mut self, lanes: &[Lane], room: usize) -> Result<usize, StoreError> {
         let rules = self.host.rules.load_full();
-        let projects: Vec<String> =
-            rules.served().filter(|p| self.host.settings.takes(p)).cloned().collect();
+        let projects: Vec<String> = {
+            let ledger = self.host.ledger();
+            let room = |project: &&String| ledger.room_of(project, self.host.capacity()) > 0;
+            rules.served().filter(|p| self.host.settings.takes(p)).filter(room).cloned().collect()
+        };
         let number = self.host.ledger().claim_begins();
         let began = Instant::now();
         let limit = u32::try_from(room).unwrap_or(u32::MAX).min(self.host.settings.batch);
         let lease = self.host.settings.lease;
         let (id, held) = (self.host.id(), self.host.lanes().clone());
-        let claimed = self.host.store.claim_scheduled(id, lanes, &projects, limit, lease).await;
+        let bytes = self.bytes();
+        let claimed =
+            self.host.store.claim_scheduled(id, lanes, &projects, limit, bytes, lease).await;
         let claimed = self.host.sure(claimed)?;
         let found = claimed.rows.len();
         self.admit_events(claimed, &held, began, number).await?;
@@ -277,7 +308,8 @@ impl Poller {
         let room = u32::try_from(room).unwrap_or(u32::MAX);
         let run = (room.saturating_sub(heads) / heads).min(RUN);
         let (id, held) = (self.host.id(), self.host.lanes().clone());
-        let claimed = self.host.store.claim_deliveries(id, lanes, &wants, run, lease).await;
+        let bytes = self.bytes();
+        let claimed = self.host.store.claim_deliveries(id, lanes, &wants, run, bytes, lease).await;
         let claimed = self.host.sure(claimed)?;
         let found = claimed.rows.len();
         self.host.metrics.claim(found, began.elapsed().as_secs_f64());
@@ -346,87 +378,21 @@ impl Poller {
         self.host.store.release(claims).await
     }
 
-    /// What to claim: every project that had events lately in every lane, each
-    /// project an equal part of the room, each lane what it is expected to have.
+    /// What to claim of events.
     fn seams(&mut self, lanes: &[Lane], room: usize, sweep: bool) -> Vec<Seam> {
         let rules = self.host.rules.load_full();
-        self.seen.retain(|project, at| at.elapsed() < MEMORY && rules.serves(project));
-        let seen = &self.seen;
-        self.demand.retain(|(_, project), _| seen.contains_key(project));
-        if self.seen.is_empty() {
-            return Vec::new();
-        }
-        let ledger = self.host.ledger();
+        self.demand.forget_old(|project| rules.serves(project));
         let batch = room.min(self.host.settings.batch as usize);
-        let mut left = batch;
-        let mut projects = self.seen.len();
-        let mut seams = Vec::new();
-        // Those that want least first: what they leave goes to the others.
-        let mut wants: Vec<(usize, &String)> = self
-            .seen
-            .keys()
-            .map(|project| {
-                let want = lanes.iter().map(|lane| self.want(*lane, project) as usize).sum();
-                (want, project)
-            })
-            .collect();
-        wants.sort_unstable();
-        for (want, project) in wants {
-            let part = left / projects.max(1);
-            projects -= 1;
-            let part = part.max(1).min(left);
-            let mut given = 0;
-            for lane in lanes {
-                if given >= part || seams.len() >= MAX_SEAMS {
-                    break;
-                }
-                let wish = self.want(*lane, project) as usize;
-                // Scaled down so that the last lane gets its share too.
-                let scaled = if want > part { (wish * part / want).max(1) } else { wish };
-                let limit = scaled.min(part - given);
-                given += limit;
-                let above = if sweep { 0 } else { ledger.mark(*lane, project) };
-                seams.push(Seam {
-                    lane: *lane,
-                    project: project.clone(),
-                    above,
-                    limit: u32::try_from(limit).unwrap_or(u32::MAX),
-                });
-            }
-            left -= given.min(left);
-        }
-        seams
+        let ledger = self.host.ledger();
+        let capacity = self.host.capacity();
+        let room = |project: &str| ledger.room_of(project, capacity);
+        let mark = |lane, project: &str| if sweep { 0 } else { ledger.mark(lane, project) };
+        self.demand.seams(lanes, batch, room, mark)
     }
 
-    fn want(&self, lane: Lane, project: &str) -> u32 {
-        self.demand.get(&(lane, project.to_owned())).copied().unwrap_or(PROBE)
-    }
-
-    /// A seam that gave all that was asked has more; one that didn't has none.
-    /// Answers the latter.
-    fn learn<'a>(&mut self, seams: &'a [Seam], claimed: &Claimed<ClaimedEvent>) -> Vec<&'a Seam> {
-        let mut drained = Vec::new();
-        let mut got: HashMap<(Lane, &str), u32> = HashMap::new();
-        for row in &claimed.rows {
-            *got.entry((row.event.lane, &*row.event.project)).or_default() += 1;
-        }
-        let most = self.host.settings.batch;
-        for seam in seams {
-            let got = got.get(&(seam.lane, &*seam.project)).copied().unwrap_or(0);
-            if got < seam.limit {
-                drained.push(seam);
-            }
-            let want = if got >= seam.limit {
-                seam.limit.max(self.want(seam.lane, &seam.project)).saturating_mul(4).min(most)
-            } else {
-                (got * 2).max(PROBE)
-            };
-            self.demand.insert((seam.lane, seam.project.clone()), want);
-            if got > 0 {
-                self.seen.insert(seam.project.clone(), Instant::now());
-            }
-        }
-        drained
+    /// Payloads that one more claim may bring.
+    fn bytes(&self) -> u64 {
+        HELD_BYTES.saturating_sub(self.host.ledger().bytes()).min(CLAIM_BYTES)
     }
 
     /// Until something may have happened.

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::future::join_all;
 use tokio::{select, time::sleep};
 
 use super::{
@@ -22,6 +23,9 @@ use crate::{
 /// Units that are written in one transaction.
 const GROUP: usize = 1000;
 
+/// Transactions at once; those of one project come one after the other.
+const WRITERS: usize = 3;
+
 /// What is kept back of a lease: a settle ends that much before it.
 const MARGIN: Duration = Duration::from_millis(100);
 
@@ -30,16 +34,9 @@ type Group = Vec<(UnitId, Settlement)>;
 
 /// Writes groups until the host stops and nothing is left.
 pub(super) async fn run(host: Arc<Host>) {
-    let mut settler = Settler { refused: HashSet::new(), host };
-    loop {
-        select! {
-            biased;
-            () = settler.host.hard.cancelled() => break,
-            () = settler.host.to_settle.notified() => {}
-        }
-        settler.drain().await;
-    }
-    settler.drain().await;
+    let settlers =
+        (0..WRITERS).map(|_| Settler { refused: HashSet::new(), host: Arc::clone(&host) });
+    join_all(settlers.map(Settler::run)).await;
 }
 
 struct Settler {
@@ -49,34 +46,40 @@ struct Settler {
 }
 
 impl Settler {
+    async fn run(mut self) {
+        loop {
+            select! {
+                biased;
+                () = self.host.hard.cancelled() => break,
+                () = self.host.to_settle.notified() => {}
+            }
+            self.drain().await;
+        }
+        self.drain().await;
+    }
+
     async fn drain(&mut self) {
         loop {
-            let (group, released) = {
+            let ((group, projects), released) = {
                 let mut ledger = self.host.ledger();
                 (ledger.collect(GROUP), ledger.released())
             };
             if !released.is_empty() {
                 let claims: Vec<_> = released.iter().map(|release| &*release.claim).collect();
-                match self.host.store.release(&claims).await {
-                    Ok(()) => self.host.ledger().given_back(&released),
-                    Err(error) => {
-                        self.host.faulty("giving claims back", &error);
-                        // They run out by themselves.
-                        let host = Arc::clone(&self.host);
-                        self.host.tasks.spawn(async move {
-                            select! {
-                                () = host.hard.cancelled() => {}
-                                () = sleep(host.settings.lease) => {}
-                            }
-                            host.ledger().given_back(&released);
-                        });
-                    }
+                if let Err(error) = self.host.store.release(&claims).await {
+                    self.host.faulty("giving claims back", &error);
+                    self.host.doubt();
                 }
+                self.host.ledger().given_back(&released);
+                self.host.to_claim.notify_one();
             }
             if group.is_empty() {
                 return;
             }
+            // There may be more, of other projects.
+            self.host.to_settle.notify_one();
             self.write(group).await;
+            self.host.ledger().written(&projects);
             self.host.pump();
             self.host.to_claim.notify_one();
         }

@@ -198,6 +198,8 @@ pub struct Claimed<T> {
     pub now: UnixMillis,
     /// Which transactions it may have missed.
     pub horizon: Horizon,
+    /// Whether seams have more rows, that didn't fit in its bytes.
+    pub cut: bool,
 }
 
 /// Transactions, numbered as they begin to write, as a claim saw them. A pk
@@ -400,35 +402,48 @@ pub trait Queue: Send + Sync + 'static {
     /// Where there is work in these lanes.
     async fn survey(&self, lanes: &[Lane]) -> Result<Survey, StoreError>;
 
-    /// Claims events of these seams that are neither scheduled nor claimed.
-    /// Seams whose lane this host doesn't hold bring nothing.
+    /// Lanes with an event that isn't dispatched and not scheduled, of projects
+    /// other than those that are `known` (in order), each with the first such
+    /// project between two known ones.
+    async fn newcomers(
+        &self,
+        lanes: &[Lane],
+        known: &[String],
+    ) -> Result<Vec<(Lane, String)>, StoreError>;
+
+    /// Claims events of these seams that are neither scheduled nor claimed,
+    /// with payloads of up to `bytes`: beyond that, each seam brings fewer, but
+    /// one comes anyway. Seams whose lane this host doesn't hold bring nothing.
     async fn claim_events(
         &self,
         host: HostId,
         seams: &[Seam],
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError>;
 
     /// Claims scheduled events of these projects that are due, the longest
-    /// overdue first.
+    /// overdue first, with payloads of up to `bytes`; one comes anyway.
     async fn claim_scheduled(
         &self,
         host: HostId,
         lanes: &[Lane],
         projects: &[String],
         limit: u32,
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError>;
 
     /// Claims deliveries that are due of these triggers (project, name, rows
     /// at the most), and behind each that hasn't failed yet, up to `run` that
-    /// it blocks.
+    /// it blocks, with payloads of up to `bytes`; one comes anyway.
     async fn claim_deliveries(
         &self,
         host: HostId,
         lanes: &[Lane],
         triggers: &[(String, String, u32)],
         run: u32,
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedDelivery>, StoreError>;
 

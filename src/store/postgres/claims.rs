@@ -29,6 +29,15 @@ macro_rules! event_columns {
 }
 pub(super) use event_columns;
 
+/// What a payload takes when it is read, of an outbox called `o`. Small ones are
+/// stored as they are; others may be compressed.
+macro_rules! payload_bytes {
+    () => {
+        "CASE WHEN pg_column_size(o.payload_json) < 1900 THEN pg_column_size(o.payload_json)
+              ELSE octet_length(o.payload_json::text) END"
+    };
+}
+
 /// Inserts events given as arrays. They get their pks in the order given, and
 /// are inserted in the order of their dedup keys, so that two transactions
 /// with the same keys can't deadlock.
@@ -197,10 +206,38 @@ impl Postgres {
         Ok(survey)
     }
 
+    pub(super) async fn find_newcomers(
+        &self,
+        lanes: &[Lane],
+        known: &[String],
+    ) -> Result<Vec<(Lane, String)>, StoreError> {
+        // One probe for each gap between two known projects in each lane. The
+        // last gap ends where the next lane begins.
+        let rows = query(self.sql.of("SELECT l.lane::int, n.project_id
+               FROM unnest($1::smallint[]) AS l(lane),
+                    unnest(array_prepend('', $2::text[]),
+                           array_append($2::text[], NULL)) AS gap(low, high), LATERAL (
+                 SELECT o.project_id FROM {p}outbox o
+                  WHERE o.dispatched_at IS NULL AND o.available_at IS NULL
+                    AND (o.lane, o.project_id) > (l.lane, gap.low)
+                    AND (o.lane, o.project_id) < (
+                        l.lane + (gap.high IS NULL)::int::smallint, coalesce(gap.high, ''))
+                  ORDER BY o.lane, o.project_id LIMIT 1) n"))
+        .bind(lanes)
+        .bind(known)
+        .fetch_all(&self.router)
+        .await
+        .map_err(fault)?;
+        rows.iter()
+            .map(|row| Ok((Lane::try_from(get::<i32>(row, 0)?).unwrap_or(0), get(row, 1)?)))
+            .collect()
+    }
+
     pub(super) async fn take_events(
         &self,
         host: HostId,
         seams: &[Seam],
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
         let id = Uuid::new_v4();
@@ -219,25 +256,38 @@ impl Postgres {
                  SELECT lane FROM {p}lane WHERE holder = $1 AND lane = ANY($2)
                   ORDER BY lane FOR KEY SHARE),
              picked AS MATERIALIZED (
-                 SELECT r.pk
+                 SELECT r.pk, s.lane, s.project, r.bytes
                    FROM unnest($2::smallint[], $3::text[], $4::bigint[], $5::bigint[])
                         AS s(lane, project, above, cap)
                    JOIN held USING (lane), LATERAL (
-                     SELECT o.pk FROM {p}outbox o
+                     SELECT o.pk, ",
+            payload_bytes!(),
+            " AS bytes FROM {p}outbox o
                       WHERE o.dispatched_at IS NULL AND o.available_at IS NULL
                         AND (o.lane, o.project_id, o.pk) > (s.lane, s.project, s.above)
                         AND (o.lane, o.project_id, o.pk) <= (s.lane, s.project, 9223372036854775807)
                         AND (o.claim_id IS NULL OR o.claimed_until < (SELECT ms FROM now))
-                      ORDER BY o.lane, o.project_id, o.pk LIMIT s.cap) r)
+                      ORDER BY o.lane, o.project_id, o.pk LIMIT s.cap) r),
+             total AS MATERIALIZED (SELECT coalesce(sum(bytes), 0) <= $8 AS fits FROM picked),
+             some AS MATERIALIZED (
+                 -- One of each seam, then the second of each, as far as they fit.
+                 SELECT f.pk FROM (
+                     SELECT n.pk, row_number() OVER fair AS place, sum(n.bytes) OVER fair AS bytes
+                       FROM (SELECT p.*, row_number() OVER (
+                                        PARTITION BY p.lane, p.project ORDER BY p.pk) AS nth
+                               FROM picked p WHERE NOT (SELECT fits FROM total)) n
+                     WINDOW fair AS (ORDER BY n.nth, n.lane, n.project ROWS UNBOUNDED PRECEDING)) f
+                  WHERE f.bytes <= $8 OR f.place = 1)
              UPDATE {p}outbox o
                 SET claim_id = $6, claimed_until = (SELECT ms FROM now) + $7, claims = o.claims + 1
-              WHERE o.pk = ANY (ARRAY(SELECT pk FROM picked))
+              WHERE o.pk = ANY (ARRAY(SELECT pk FROM picked WHERE (SELECT fits FROM total)
+                                      UNION ALL SELECT pk FROM some))
                 AND o.dispatched_at IS NULL
                 AND (o.claim_id IS NULL OR o.claimed_until < (SELECT ms FROM now))
              RETURNING ",
             event_columns!(),
             ", o.claims, o.trials, (SELECT ms FROM now) AS now, (SELECT ended FROM now) AS ended, \
-               (SELECT begun FROM now) AS begun, ",
+               (SELECT begun FROM now) AS begun, NOT (SELECT fits FROM total) AS cut, ",
             open_triggers!()
         )))
         .bind(host.0)
@@ -247,6 +297,7 @@ impl Postgres {
         .bind(column(seams, |s| i64::from(s.limit)))
         .bind(id)
         .bind(millis(lease))
+        .bind(signed(bytes))
         .fetch_all(&self.router)
         .await
         .map_err(fault)?;
@@ -259,6 +310,7 @@ impl Postgres {
         lanes: &[Lane],
         projects: &[String],
         limit: u32,
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
         let id = Uuid::new_v4();
@@ -270,14 +322,19 @@ impl Postgres {
                  SELECT lane FROM {p}lane WHERE holder = $1 AND lane = ANY($2)
                   ORDER BY lane FOR KEY SHARE),
              picked AS MATERIALIZED (
-                 SELECT r.pk FROM held h, LATERAL (
-                     SELECT o.pk, o.available_at FROM {p}outbox o
+                 SELECT b.pk, b.place FROM (
+                 SELECT r.pk, row_number() OVER due AS place, sum(r.bytes) OVER due AS bytes
+                   FROM held h, LATERAL (
+                     SELECT o.pk, o.available_at, ",
+            payload_bytes!(),
+            " AS bytes FROM {p}outbox o
                       WHERE o.lane = h.lane AND o.dispatched_at IS NULL
                         AND o.available_at <= (SELECT ms FROM now)
                         AND o.project_id = ANY($3)
                         AND (o.claim_id IS NULL OR o.claimed_until < (SELECT ms FROM now))
                       ORDER BY o.lane, o.available_at, o.pk LIMIT $4) r
-                  ORDER BY r.available_at, r.pk LIMIT $4)
+                 WINDOW due AS (ORDER BY r.available_at, r.pk ROWS UNBOUNDED PRECEDING)) b
+                  WHERE b.place = 1 OR b.place <= $4 AND b.bytes <= $7)
              UPDATE {p}outbox o
                 SET claim_id = $5, claimed_until = (SELECT ms FROM now) + $6, claims = o.claims + 1
               WHERE o.pk = ANY (ARRAY(SELECT pk FROM picked))
@@ -286,7 +343,7 @@ impl Postgres {
              RETURNING ",
             event_columns!(),
             ", o.claims, o.trials, (SELECT ms FROM now) AS now, (SELECT ended FROM now) AS ended, \
-               (SELECT begun FROM now) AS begun, ",
+               (SELECT begun FROM now) AS begun, false AS cut, ",
             open_triggers!()
         )))
         .bind(host.0)
@@ -295,6 +352,7 @@ impl Postgres {
         .bind(i64::from(limit))
         .bind(id)
         .bind(millis(lease))
+        .bind(signed(bytes))
         .fetch_all(&self.router)
         .await
         .map_err(fault)?;
@@ -307,6 +365,7 @@ impl Postgres {
         lanes: &[Lane],
         triggers: &[(String, String, u32)],
         run: u32,
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedDelivery>, StoreError> {
         let id = Uuid::new_v4();
@@ -331,8 +390,8 @@ impl Postgres {
                   WHERE d.id = ANY (ARRAY(SELECT id FROM picked))
                     AND d.chain > 0 AND d.attempts = 0 AND $8 > 0),
              run AS MATERIALIZED (
-                 SELECT behind.id FROM head h, LATERAL (
-                     SELECT w.id, first_value(w.id) OVER line = h.id AND bool_and(
+                 SELECT behind.id, h.id AS head, behind.place FROM head h, LATERAL (
+                     SELECT w.id, row_number() OVER line AS place, first_value(w.id) OVER line = h.id AND bool_and(
                                 w.id = h.id OR w.state = 'blocked' AND w.free) OVER line AS follows
                        FROM (SELECT d.id, d.event_pk, d.state, d.claim_id IS NULL
                                     OR d.claimed_until < (SELECT ms FROM now) AS free
@@ -346,11 +405,20 @@ impl Postgres {
                                        d.chain, d.event_pk LIMIT $8 + 1) w
                      WINDOW line AS (ORDER BY w.event_pk)) behind
                   WHERE behind.follows AND behind.id <> h.id),
+             chosen AS MATERIALIZED (
+                 SELECT b.id FROM (
+                     SELECT c.id, row_number() OVER heads_first AS place, sum(coalesce(", payload_bytes!(), ", 0)) OVER heads_first AS bytes
+                       FROM (SELECT id, 0 AS behind, 0 AS head, 0 AS place FROM picked
+                             UNION ALL SELECT id, 1, head, place FROM run) c
+                       JOIN {p}delivery d USING (id) LEFT JOIN {p}outbox o ON o.pk = d.event_pk
+                     WINDOW heads_first AS (
+                         ORDER BY c.behind, c.head, c.place, c.id ROWS UNBOUNDED PRECEDING)) b
+                  WHERE b.place = 1 OR b.bytes <= $9),
              taken AS (
                  UPDATE {p}delivery d
                     SET claim_id = $6, claimed_until = (SELECT ms FROM now) + $7,
                         claims = d.claims + 1
-                  WHERE d.id = ANY (ARRAY(SELECT id FROM picked UNION ALL SELECT id FROM run))
+                  WHERE d.id = ANY (ARRAY(SELECT id FROM chosen))
                     AND d.state IN ('ready', 'blocked')
                     AND (d.claim_id IS NULL OR d.claimed_until < (SELECT ms FROM now))
                  RETURNING d.id, d.event_pk, d.trigger_name, d.attempts, d.generation, d.claims,
@@ -369,11 +437,16 @@ impl Postgres {
         .bind(id)
         .bind(millis(lease))
         .bind(i64::from(run))
+        .bind(signed(bytes))
         .fetch_all(&self.router)
         .await
         .map_err(fault)?;
-        let mut claimed =
-            Claimed { rows: Vec::with_capacity(rows.len()), now: 0, horizon: Horizon::default() };
+        let mut claimed = Claimed {
+            rows: Vec::with_capacity(rows.len()),
+            now: 0,
+            horizon: Horizon::default(),
+            cut: false,
+        };
         let mut orphans = Vec::new();
         for row in &rows {
             claimed.now = named(row, "now")?;
@@ -484,11 +557,16 @@ impl Parts {
 }
 
 fn claimed_events(id: Uuid, rows: &[PgRow]) -> Result<Claimed<ClaimedEvent>, StoreError> {
-    let mut claimed =
-        Claimed { rows: Vec::with_capacity(rows.len()), now: 0, horizon: Horizon::default() };
+    let mut claimed = Claimed {
+        rows: Vec::with_capacity(rows.len()),
+        now: 0,
+        horizon: Horizon::default(),
+        cut: false,
+    };
     for row in rows {
         let event = event(row)?;
         claimed.now = named(row, "now")?;
+        claimed.cut = named(row, "cut")?;
         claimed.horizon = Horizon { ended: named(row, "ended")?, begun: named(row, "begun")? };
         claimed.rows.push(ClaimedEvent {
             claim: Claim { row: Row::Event(event.pk), id, lane: event.lane },
@@ -539,4 +617,9 @@ where
 /// A count, which the schema keeps as a signed integer.
 pub(super) fn count(row: &PgRow, name: &str) -> Result<u32, StoreError> {
     Ok(u32::try_from(named::<i32>(row, name)?).unwrap_or(0))
+}
+
+/// A count of bytes as a parameter.
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }

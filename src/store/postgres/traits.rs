@@ -51,13 +51,22 @@ impl Queue for Postgres {
     async fn survey(&self, lanes: &[Lane]) -> Result<Survey, StoreError> {
         self.in_time(None, self.find_work(lanes)).await
     }
+    async fn newcomers(
+        &self,
+        lanes: &[Lane],
+        known: &[String],
+    ) -> Result<Vec<(Lane, String)>, StoreError> {
+        self.in_time(None, self.find_newcomers(lanes, known)).await
+    }
+
     async fn claim_events(
         &self,
         host: HostId,
         seams: &[Seam],
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
-        self.in_time(Some(lease), self.take_events(host, seams, lease)).await
+        self.in_time(Some(lease), self.take_events(host, seams, bytes, lease)).await
     }
     async fn claim_scheduled(
         &self,
@@ -65,9 +74,10 @@ impl Queue for Postgres {
         lanes: &[Lane],
         projects: &[String],
         limit: u32,
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
-        let work = self.take_scheduled(host, lanes, projects, limit, lease);
+        let work = self.take_scheduled(host, lanes, projects, limit, bytes, lease);
         self.in_time(Some(lease), work).await
     }
     async fn claim_deliveries(
@@ -76,9 +86,10 @@ impl Queue for Postgres {
         lanes: &[Lane],
         triggers: &[(String, String, u32)],
         run: u32,
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedDelivery>, StoreError> {
-        let work = self.take_deliveries(host, lanes, triggers, run, lease);
+        let work = self.take_deliveries(host, lanes, triggers, run, bytes, lease);
         self.in_time(Some(lease), work).await
     }
     async fn renew(&self, claims: &[&Claim], lease: Duration) -> Result<Vec<Held>, StoreError> {

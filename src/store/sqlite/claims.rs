@@ -21,28 +21,29 @@ use crate::{
     },
 };
 
-/// Payloads of one claim, in bytes; the first row of each seam comes anyway.
-const MAX_BYTES: i64 = 32 << 20;
-
-/// Rows to claim, within the bytes that one claim may bring.
-#[derive(Default)]
+/// Rows to claim, within the bytes that one claim may bring; one comes anyway.
 struct Picked {
     rows: Vec<i64>,
-    bytes: i64,
+    left: i64,
+    /// Whether there were more than fit.
+    cut: bool,
 }
 
 impl Picked {
-    /// Takes rows of (id, bytes) while there is room.
-    fn add(&mut self, rows: &[SqliteRow]) -> Result<(), StoreError> {
-        for (at, row) in rows.iter().enumerate() {
-            let bytes = self.bytes + get::<i64>(row, 1)?;
-            if at > 0 && bytes > MAX_BYTES {
-                break;
-            }
-            self.bytes = bytes;
-            self.rows.push(get(row, 0)?);
+    fn within(bytes: u64) -> Self {
+        Self { rows: Vec::new(), left: i64::try_from(bytes).unwrap_or(i64::MAX), cut: false }
+    }
+
+    /// Takes a row of (id, bytes) if there is room for it.
+    fn add(&mut self, row: &SqliteRow) -> Result<bool, StoreError> {
+        let bytes: i64 = get(row, 1)?;
+        if bytes > self.left && !self.rows.is_empty() {
+            self.cut = true;
+            return Ok(false);
         }
-        Ok(())
+        self.left -= bytes;
+        self.rows.push(get(row, 0)?);
+        Ok(true)
     }
 }
 
@@ -51,11 +52,13 @@ impl Sqlite {
         &self,
         host: HostId,
         seams: &[Seam],
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
         let mut tx = self.writer.begin().await?;
         let (now, held) = self.fence(&mut tx, host).await?;
-        let mut picked = Picked::default();
+        let mut picked = Picked::within(bytes);
+        let mut found = Vec::with_capacity(seams.len());
         for seam in seams.iter().filter(|seam| held && seam.lane == LANE) {
             let rows = query(self.sql.of(
                 "SELECT pk, octet_length(payload_json) FROM {p}outbox INDEXED BY {p}outbox_due
@@ -71,7 +74,20 @@ impl Sqlite {
             .fetch_all(&mut *tx)
             .await
             .map_err(fault)?;
-            picked.add(&rows)?;
+            found.push(rows);
+        }
+        // One of each seam, then the second of each, as far as they fit.
+        for nth in 0.. {
+            let mut round = found.iter().filter_map(|rows| rows.get(nth)).peekable();
+            let over = round.peek().is_none();
+            for row in round {
+                if !picked.add(row)? {
+                    break;
+                }
+            }
+            if over || picked.cut {
+                break;
+            }
         }
         self.claim_rows(tx, &picked, now, lease).await
     }
@@ -82,11 +98,12 @@ impl Sqlite {
         lanes: &[Lane],
         projects: &[String],
         limit: u32,
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
         let mut tx = self.writer.begin().await?;
         let (now, held) = self.fence(&mut tx, host).await?;
-        let mut picked = Picked::default();
+        let mut picked = Picked::within(bytes);
         if held && lanes.contains(&LANE) {
             let rows = query(self.sql.of(
                 "SELECT pk, octet_length(payload_json) FROM {p}outbox INDEXED BY {p}outbox_scheduled
@@ -102,7 +119,11 @@ impl Sqlite {
             .fetch_all(&mut *tx)
             .await
             .map_err(fault)?;
-            picked.add(&rows)?;
+            for row in &rows {
+                if !picked.add(row)? {
+                    break;
+                }
+            }
         }
         self.claim_rows(tx, &picked, now, lease).await
     }
@@ -134,7 +155,7 @@ impl Sqlite {
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
         if picked.rows.is_empty() {
-            return Ok(Claimed { rows: Vec::new(), now, horizon: Horizon::default() });
+            return Ok(Claimed { rows: Vec::new(), now, horizon: Horizon::default(), cut: false });
         }
         let id = Uuid::new_v4();
         let rows = query(self.sql.of(concat!(
@@ -168,7 +189,7 @@ impl Sqlite {
                 event,
             })
             .collect();
-        Ok(Claimed { rows, now, horizon: Horizon::default() })
+        Ok(Claimed { rows, now, horizon: Horizon::default(), cut: false })
     }
 
     pub(super) async fn take_deliveries(
@@ -177,11 +198,12 @@ impl Sqlite {
         lanes: &[Lane],
         triggers: &[(String, String, u32)],
         run: u32,
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedDelivery>, StoreError> {
         let mut tx = self.writer.begin().await?;
         let (now, held) = self.fence(&mut tx, host).await?;
-        let mut picked = Picked::default();
+        let mut picked = Picked::within(bytes);
         let held = held && lanes.contains(&LANE);
         for (project, trigger, limit) in triggers.iter().filter(|_| held) {
             let rows = query(self.sql.of("SELECT d.id, coalesce(octet_length(o.payload_json), 0)
@@ -198,10 +220,14 @@ impl Sqlite {
             .fetch_all(&mut *tx)
             .await
             .map_err(fault)?;
-            picked.add(&rows)?;
+            for row in &rows {
+                if !picked.add(row)? {
+                    break;
+                }
+            }
         }
         if picked.rows.is_empty() {
-            return Ok(Claimed { rows: Vec::new(), now, horizon: Horizon::default() });
+            return Ok(Claimed { rows: Vec::new(), now, horizon: Horizon::default(), cut: false });
         }
         if run > 0 {
             self.pick_runs(&mut tx, &mut picked, run, now).await?;
@@ -230,8 +256,12 @@ impl Sqlite {
         .fetch_all(&mut *tx)
         .await
         .map_err(fault)?;
-        let mut claimed =
-            Claimed { rows: Vec::with_capacity(rows.len()), now, horizon: Horizon::default() };
+        let mut claimed = Claimed {
+            rows: Vec::with_capacity(rows.len()),
+            now,
+            horizon: Horizon::default(),
+            cut: false,
+        };
         let mut orphans = Vec::new();
         for row in &rows {
             let delivery = get(row, EVENT_COLUMNS)?;
@@ -297,12 +327,9 @@ impl Sqlite {
                 continue;
             }
             for row in behind {
-                let bytes = picked.bytes + get::<i64>(row, 1)?;
-                if !get::<bool>(row, 2)? || bytes > MAX_BYTES {
+                if !get::<bool>(row, 2)? || !picked.add(row)? {
                     break;
                 }
-                picked.bytes = bytes;
-                picked.rows.push(get(row, 0)?);
             }
         }
         Ok(())

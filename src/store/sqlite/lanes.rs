@@ -199,6 +199,30 @@ impl Sqlite {
         Ok(holders.into_iter().find(|(of, _, left)| *of == lane && *left > 0).and_then(|h| h.1))
     }
 
+    pub(super) async fn find_newcomers(
+        &self,
+        lanes: &[Lane],
+        known: &[String],
+    ) -> Result<Vec<(Lane, String)>, StoreError> {
+        if !lanes.contains(&LANE) {
+            return Ok(Vec::new());
+        }
+        // One probe for each gap between two known projects.
+        let rows = query(self.sql.of("WITH known(name) AS (
+                 SELECT value FROM json_each(?1) UNION ALL SELECT '')
+             SELECT (SELECT o.project_id FROM {p}outbox o INDEXED BY {p}outbox_due
+                      WHERE o.lane = 0 AND o.dispatched_at IS NULL AND o.available_at IS NULL
+                        AND o.project_id > k.name
+                      ORDER BY o.project_id LIMIT 1) AS next
+               FROM known k
+              WHERE next IS NOT NULL AND next NOT IN (SELECT name FROM known)"))
+        .bind(to_json(&known)?)
+        .fetch_all(&self.readers)
+        .await
+        .map_err(fault)?;
+        rows.iter().map(|row| Ok((LANE, text(row, 0)?))).collect()
+    }
+
     pub(super) async fn find_work(&self, lanes: &[Lane]) -> Result<Survey, StoreError> {
         self.wake.look().await;
         let mut db = self.readers.acquire().await.map_err(fault)?;

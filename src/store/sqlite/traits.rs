@@ -55,13 +55,22 @@ impl Queue for Sqlite {
     async fn survey(&self, lanes: &[Lane]) -> Result<Survey, StoreError> {
         self.find_work(lanes).await
     }
+    async fn newcomers(
+        &self,
+        lanes: &[Lane],
+        known: &[String],
+    ) -> Result<Vec<(Lane, String)>, StoreError> {
+        self.find_newcomers(lanes, known).await
+    }
+
     async fn claim_events(
         &self,
         host: HostId,
         seams: &[Seam],
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
-        self.take_events(host, seams, lease).await
+        self.take_events(host, seams, bytes, lease).await
     }
     async fn claim_scheduled(
         &self,
@@ -69,9 +78,10 @@ impl Queue for Sqlite {
         lanes: &[Lane],
         projects: &[String],
         limit: u32,
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
-        self.take_scheduled(host, lanes, projects, limit, lease).await
+        self.take_scheduled(host, lanes, projects, limit, bytes, lease).await
     }
     async fn claim_deliveries(
         &self,
@@ -79,9 +89,10 @@ impl Queue for Sqlite {
         lanes: &[Lane],
         triggers: &[(String, String, u32)],
         run: u32,
+        bytes: u64,
         lease: Duration,
     ) -> Result<Claimed<ClaimedDelivery>, StoreError> {
-        self.take_deliveries(host, lanes, triggers, run, lease).await
+        self.take_deliveries(host, lanes, triggers, run, bytes, lease).await
     }
     async fn renew(&self, claims: &[&Claim], lease: Duration) -> Result<Vec<Held>, StoreError> {
         self.extend(claims, lease).await
