@@ -47,6 +47,9 @@ pub(super) struct Unit {
     /// Shares that haven't ended.
     open: usize,
     stage: Stage,
+    /// What came before it in its key was lost while it was being settled: if
+    /// it isn't written now, it is given back.
+    doomed: bool,
 }
 
 /// What a delivery's row says.
@@ -212,6 +215,9 @@ impl Ledger {
         }
         let id = self.insert(claim, event, key, None, lease, tenure);
         self.keys.entry(key).or_default().push_back(id);
+        // All shares are there before the first one ends: the unit has ended
+        // when they all have.
+        let mut shares = Vec::with_capacity(matching.rules.len());
         for rule in matching.rules {
             let chain = rule.ordered().then_some((rule.desk.id, key, false));
             let spill = if rule.paused() {
@@ -223,7 +229,9 @@ impl Ledger {
                     })
                     .map(|_| SpillCause::Blocked)
             };
-            let share = self.share(id, rule, chain);
+            shares.push((self.share(id, rule, chain), spill));
+        }
+        for (share, spill) in shares {
             match spill {
                 Some(cause) => self.end(id, share, Ending::Spilled(cause)),
                 None => self.enqueue(id, share, false),
@@ -374,8 +382,9 @@ impl Ledger {
             None => return,
         };
         for other in later {
-            if self.units.get(&other).is_some_and(|unit| unit.stage != Stage::Settling) {
-                self.release_one(other);
+            match self.units.get_mut(&other) {
+                Some(unit) if unit.stage == Stage::Settling => unit.doomed = true,
+                _ => self.release_one(other),
             }
         }
     }
@@ -582,6 +591,7 @@ impl Ledger {
             key,
             open: 0,
             stage: Stage::Running,
+            doomed: false,
         };
         self.units.insert(self.last, unit);
         self.last
@@ -692,6 +702,9 @@ impl Ledger {
         if let Some(unit) = self.units.get_mut(&id) {
             unit.stage = Stage::Complete;
             super::ending::take_back(unit, settlement);
+            if unit.doomed {
+                self.release_one(id);
+            }
         }
     }
 
@@ -771,3 +784,6 @@ impl Track {
 
 /// How long a call may hold up what waits behind it in its chain.
 pub(super) const PATIENCE: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests;

@@ -8,10 +8,13 @@ use std::{
 
 use tokio::{select, time::sleep};
 
-use super::{host::Host, lease::Lease};
+use super::{
+    host::{Holding, Host},
+    lease::{Lease, Tenure},
+};
 use crate::{
     model::Lane,
-    store::{Claimed, ClaimedDelivery, ClaimedEvent, Seam, StoreError},
+    store::{Claim, Claimed, ClaimedDelivery, ClaimedEvent, Seam, StoreError},
 };
 
 /// The first sleep after work was found; doubles up to the poll interval.
@@ -137,13 +140,14 @@ impl Poller {
         if seams.is_empty() {
             return Ok(0);
         }
+        let held = self.host.lanes().clone();
         let number = self.host.ledger().claim_begins();
         let began = Instant::now();
         let lease = self.host.settings.lease;
         let claimed = self.host.store.claim_events(self.host.id, &seams, lease).await?;
         let drained = self.learn(&seams, &claimed);
         let found = claimed.rows.len();
-        self.admit_events(claimed, began, number).await?;
+        self.admit_events(claimed, began, number, &held).await?;
         if sweep {
             let mut ledger = self.host.ledger();
             for seam in drained {
@@ -157,6 +161,7 @@ impl Poller {
         let rules = self.host.rules.load_full();
         let projects: Vec<String> =
             rules.served().filter(|p| self.host.settings.takes(p)).cloned().collect();
+        let held = self.host.lanes().clone();
         let number = self.host.ledger().claim_begins();
         let began = Instant::now();
         let limit = u32::try_from(room).unwrap_or(u32::MAX).min(self.host.settings.batch);
@@ -164,7 +169,7 @@ impl Poller {
         let claimed =
             self.host.store.claim_scheduled(self.host.id, lanes, &projects, limit, lease).await?;
         let found = claimed.rows.len();
-        self.admit_events(claimed, began, number).await?;
+        self.admit_events(claimed, began, number, &held).await?;
         Ok(found)
     }
 
@@ -174,6 +179,7 @@ impl Poller {
         claimed: Claimed<ClaimedEvent>,
         began: Instant,
         number: u64,
+        held: &BTreeMap<Lane, Holding>,
     ) -> Result<(), StoreError> {
         let found = claimed.rows.len();
         self.host.metrics.claim(found, began.elapsed().as_secs_f64());
@@ -203,18 +209,19 @@ impl Poller {
             })
             .collect();
         let lanes = self.host.lanes().clone();
+        let mut back = Vec::new();
         {
             let mut ledger = self.host.ledger();
             for (row, matching) in matched {
-                // A lane lost since: the claim is void.
-                if let Some(holding) = lanes.get(&row.event.lane) {
-                    ledger.admit_event(row, matching, &lease, &holding.tenure, number);
+                match still_held(held, &lanes, row.event.lane) {
+                    Some(tenure) => ledger.admit_event(row, matching, &lease, tenure, number),
+                    None => back.push(row.claim),
                 }
             }
             ledger.claim_ends(number);
         }
         self.host.pump();
-        Ok(())
+        self.give_back(&back).await
     }
 
     async fn claim_deliveries(&mut self, lanes: &[Lane], room: usize) -> Result<usize, StoreError> {
@@ -242,6 +249,7 @@ impl Poller {
         if wants.is_empty() {
             return Ok(0);
         }
+        let held = self.host.lanes().clone();
         let began = Instant::now();
         let lease = self.host.settings.lease;
         let claimed = self.host.store.claim_deliveries(self.host.id, lanes, &wants, lease).await?;
@@ -254,7 +262,7 @@ impl Poller {
         if wants.iter().any(|(_, _, want)| found >= *want as usize) {
             self.host.agenda().look_at(Instant::now());
         }
-        self.admit_deliveries(claimed, began).await?;
+        self.admit_deliveries(claimed, began, &held).await?;
         Ok(found)
     }
 
@@ -262,6 +270,7 @@ impl Poller {
         &self,
         claimed: Claimed<ClaimedDelivery>,
         began: Instant,
+        held: &BTreeMap<Lane, Holding>,
     ) -> Result<(), StoreError> {
         self.host.metrics.claimed(claimed.rows.len() as u64);
         self.host.clock.set(claimed.now);
@@ -282,20 +291,24 @@ impl Poller {
             for row in claimed.rows {
                 let rule = rules.rule(&row.event.project, &row.trigger);
                 // Paused or deleted since.
-                match (rule.filter(|rule| !rule.paused()), lanes.get(&row.event.lane)) {
-                    (Some(rule), Some(holding)) => {
-                        ledger.admit_delivery(row, Arc::clone(rule), &lease, &holding.tenure);
+                let rule = rule.filter(|rule| !rule.paused());
+                match rule.zip(still_held(held, &lanes, row.event.lane)) {
+                    Some((rule, tenure)) => {
+                        ledger.admit_delivery(row, Arc::clone(rule), &lease, tenure);
                     }
-                    (None, Some(_)) => back.push(row.claim),
-                    (_, None) => {}
+                    None => back.push(row.claim),
                 }
             }
         }
         self.host.pump();
-        if !back.is_empty() {
-            self.host.store.release(&back.iter().collect::<Vec<_>>()).await?;
+        self.give_back(&back).await
+    }
+
+    async fn give_back(&self, claims: &[Claim]) -> Result<(), StoreError> {
+        if claims.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        self.host.store.release(&claims.iter().collect::<Vec<_>>()).await
     }
 
     /// What to claim: every project that had events lately in every lane, each
@@ -400,4 +413,15 @@ impl Poller {
         };
         self.nap = if slept { (self.nap * 2).min(host.settings.poll) } else { SHORTEST_NAP };
     }
+}
+
+/// The tenure of a lane, if it is the one under which a claim was made. A lane
+/// that was lost meanwhile, and taken again, voids the claim.
+fn still_held<'a>(
+    then: &BTreeMap<Lane, Holding>,
+    now: &'a BTreeMap<Lane, Holding>,
+    lane: Lane,
+) -> Option<&'a Arc<Tenure>> {
+    let tenure = &now.get(&lane)?.tenure;
+    then.get(&lane).filter(|held| Arc::ptr_eq(&held.tenure, tenure)).map(|_| tenure)
 }

@@ -89,7 +89,14 @@ impl Settler {
         let mut pause = Duration::from_millis(20);
         while let Some(group) = todo.pop() {
             let (group, late) = self.in_time(group);
+            // Written without a late one, what comes after it would overtake it.
+            let (after, group): (Group, Group) = group
+                .into_iter()
+                .partition(|(id, one)| late.iter().any(|(l, lost)| l < id && one.follows(lost)));
             self.lost(late);
+            for (id, settlement) in after {
+                self.host.ledger().retry(id, settlement);
+            }
             let Some(within) = self.time_left(&group) else { continue };
             let (ids, settlements): (Vec<_>, Vec<_>) = group.into_iter().unzip();
             let began = Instant::now();

@@ -263,6 +263,22 @@ pub struct Settlement {
     pub attempts: Vec<Attempt>,
 }
 
+impl Settlement {
+    /// Whether it is about an event of the ordering key of another event: it
+    /// isn't to be written where the other one, before it, is not.
+    #[must_use]
+    pub fn follows(&self, other: &Self) -> bool {
+        let is_event = |one: &Self| matches!(one.claim.row(), Row::Event(_));
+        let (event, before) = (&*self.event, &*other.event);
+        is_event(self)
+            && is_event(other)
+            && self.claim.row() != other.claim.row()
+            && event.aggregate_id == before.aggregate_id
+            && event.resource == before.resource
+            && event.project == before.project
+    }
+}
+
 /// What becomes of a claimed row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum End {
@@ -309,8 +325,8 @@ pub enum Settled {
     Lost,
     /// These triggers read state that has changed since; nothing of it is
     /// written, and their calls are to be run again. None are named where only
-    /// an earlier settlement of the same ordering key is held up: this one is
-    /// written with or after it, never without.
+    /// an earlier settlement of the same ordering key is held up or lost: this
+    /// one is written with or after it, never without.
     Conflict(Vec<String>),
     /// The effects of this trigger can't be written; nothing of it is written.
     Unfit {

@@ -8,7 +8,7 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::AssertSqlSafe;
 
-use super::{Chain, End, Prefix, Role, Settlement, StoreError};
+use super::{Chain, End, Prefix, Role, Settled, Settlement, StoreError};
 use crate::model::outcome::FailureKind;
 
 /// SQL templates with the table prefix filled in: `{p}outbox`.
@@ -77,6 +77,21 @@ pub(super) fn from_json<T: DeserializeOwned>(what: &str, text: &str) -> Result<T
 /// A span as the milliseconds that the database reckons with.
 pub(super) fn millis(span: std::time::Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Holds up the events that come after a lost one in its ordering key: written
+/// without it, they would overtake it.
+pub(super) fn hold_up(group: &[Settlement], verdicts: &mut [Option<Settled>]) {
+    let lost: Vec<usize> = (0..group.len())
+        .filter(|at| matches!(verdicts.get(*at), Some(Some(Settled::Lost))))
+        .collect();
+    for (at, (settlement, verdict)) in group.iter().zip(verdicts).enumerate() {
+        let before = lost.iter().take_while(|before| **before < at);
+        let mut before = before.filter_map(|before| group.get(*before));
+        if verdict.is_none() && before.any(|lost| settlement.follows(lost)) {
+            *verdict = Some(Settled::Conflict(Vec::new()));
+        }
+    }
 }
 
 /// What a group adds to the totals: per project, with an empty trigger name,

@@ -23,7 +23,7 @@ use crate::{
         claim::{Proof, proof},
         overlay::Needs,
         replay::Key,
-        rows::{chain_code, millis, to_json},
+        rows::{chain_code, hold_up, millis, to_json},
     },
 };
 
@@ -63,6 +63,7 @@ impl Postgres {
             .iter()
             .map(|s| (!held.remove(&proof(&s.claim))).then_some(Settled::Lost))
             .collect();
+        hold_up(group, &mut verdicts);
         let still = |verdicts: &[Option<Settled>]| -> Vec<&Settlement> {
             group.iter().zip(verdicts).filter(|(_, v)| v.is_none()).map(|(s, _)| s).collect()
         };

@@ -18,7 +18,7 @@ use crate::{
         Chain, Claim, End, Row, Settled, Settlement, Spill, StoreError,
         claim::{Proof, proof},
         overlay::Needs,
-        rows::{to_json, totals},
+        rows::{hold_up, to_json, totals},
     },
 };
 
@@ -61,6 +61,7 @@ impl Sqlite {
             .iter()
             .map(|s| (!held.remove(&proof(&s.claim))).then_some(Settled::Lost))
             .collect();
+        hold_up(group, &mut verdicts);
         let still = |verdicts: &[Option<Settled>]| -> Vec<&Settlement> {
             group.iter().zip(verdicts).filter(|(_, v)| v.is_none()).map(|(s, _)| s).collect()
         };

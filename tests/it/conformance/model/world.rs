@@ -95,6 +95,10 @@ fn free(claim: Option<Lease>) -> bool {
     claim.is_none_or(|lease| lease.ended)
 }
 
+fn is_event(settlement: &Settlement) -> bool {
+    matches!(settlement.claim.row(), Row::Event(_))
+}
+
 impl World {
     pub(super) fn new(lanes: usize) -> Self {
         Self { lanes: vec![(None, false); lanes], ..Self::default() }
@@ -242,20 +246,27 @@ impl World {
         let held: Vec<bool> =
             group.iter().map(|(token, s)| self.lease(&s.claim, *token).is_some()).collect();
         let mut verdicts = Vec::with_capacity(group.len());
-        let mut held_up = HashSet::new();
+        let (mut held_up, mut lost) = (HashSet::new(), Vec::new());
         for ((_, settlement), held) in group.iter().zip(&held) {
-            let aggregate = settlement.event.aggregate_id.clone();
-            let verdict = if !held {
+            let aggregate = &settlement.event.aggregate_id;
+            // Events aren't written without those before them of their key.
+            let overtakes = |(other, row): &(&String, Row)| {
+                *other == aggregate && *row != settlement.claim.row()
+            };
+            verdicts.push(if !held {
+                lost.extend(is_event(settlement).then(|| (aggregate, settlement.claim.row())));
                 Settled::Lost
-            } else if held_up.contains(&aggregate) {
+            } else if held_up.contains(aggregate)
+                || (is_event(settlement) && lost.iter().any(overtakes))
+            {
                 Settled::Conflict(Vec::new())
             } else {
-                self.write_state(settlement)
-            };
-            if *held && verdict != Settled::Done {
-                held_up.insert(aggregate);
-            }
-            verdicts.push(verdict);
+                let verdict = self.write_state(settlement);
+                if verdict != Settled::Done {
+                    held_up.insert(aggregate);
+                }
+                verdict
+            });
         }
         let written: Vec<&Settlement> = group
             .iter()
