@@ -105,6 +105,8 @@ struct Link {
     running: Option<UnitId>,
     /// The running call's result is void: an earlier one has to run again.
     discard: bool,
+    /// The running call's event spills: an earlier one did after its own call.
+    overtaken: bool,
 }
 
 /// Spilled shares of a chain that claims may not have seen yet.
@@ -120,7 +122,13 @@ pub(super) struct Release {
     pub(super) claim: Arc<Claim>,
     /// The ordering key that nothing later may overtake meanwhile.
     pub(super) key: Option<u64>,
+    /// The event's track and pk, if it has a track.
+    place: Option<(Lane, String, i64)>,
 }
+
+/// In place of a claim's number: it isn't given back yet, so no claim can have
+/// brought it.
+const ON_ITS_WAY: u64 = u64::MAX;
 
 /// One project's share of one lane. Scheduled events aren't in it: they are
 /// claimed out of order.
@@ -202,11 +210,7 @@ impl Ledger {
         let ClaimedEvent { claim, event, open, .. } = row;
         let key = self.key(&event);
         if self.returning.get(&key).is_some_and(|b| b.unsettled > 0 || b.seen >= number) {
-            if event.available_at.is_none() {
-                let track = self.tracks.entry((event.lane, event.project.clone())).or_default();
-                track.returned.insert(event.pk, self.claims);
-            }
-            self.give_back(Arc::new(claim), Some(key));
+            self.give_back(Arc::new(claim), Some(key), &event);
             return;
         }
         if event.available_at.is_none() {
@@ -288,16 +292,23 @@ impl Ledger {
         let (stay, spill): (VecDeque<Job>, VecDeque<Job>) =
             link.queue.drain(..).partition(|job| job.delivery.is_some());
         link.queue = stay;
+        link.overtaken |= link.running.is_some_and(|r| spill.iter().any(|job| job.unit < r));
         for job in spill {
             self.end(job.unit, job.share, Ending::Spilled(SpillCause::Blocked));
         }
     }
 
     /// Takes note of how a call ended.
-    pub(super) fn ended(&mut self, job: &Job, ending: Ending) {
+    pub(super) fn ended(&mut self, job: &Job, mut ending: Ending) {
         if let Some(link) = job.chain.and_then(|chain| self.chains.get_mut(&chain)) {
             link.running = None;
-            if std::mem::take(&mut link.discard) {
+            let discard = std::mem::take(&mut link.discard);
+            if std::mem::take(&mut link.overtaken) {
+                if matches!(ending, Ending::Done { .. }) {
+                    job.rule.desk.pending.forget();
+                    ending = Ending::Spilled(SpillCause::Blocked);
+                }
+            } else if discard {
                 job.rule.desk.pending.forget();
                 self.enqueue(job.unit, job.share, true);
                 return;
@@ -339,6 +350,12 @@ impl Ledger {
             if let Some(returning) = self.returning.get_mut(&key) {
                 returning.unsettled = returning.unsettled.saturating_sub(1);
                 returning.seen = self.claims;
+            }
+        }
+        for (lane, project, pk) in released.iter().filter_map(|release| release.place.clone()) {
+            let track = self.tracks.get_mut(&(lane, project));
+            if let Some(at) = track.and_then(|track| track.returned.get_mut(&pk)) {
+                *at = self.claims;
             }
         }
     }
@@ -389,11 +406,18 @@ impl Ledger {
         }
     }
 
-    fn give_back(&mut self, claim: Arc<Claim>, key: Option<u64>) {
+    /// Gives a claim back: an event's has a key.
+    fn give_back(&mut self, claim: Arc<Claim>, key: Option<u64>, event: &Event) {
+        let mut place = None;
         if let Some(key) = key {
             self.returning.entry(key).or_default().unsettled += 1;
+            if event.available_at.is_none() {
+                let of = (event.lane, event.project.clone());
+                place = Some((of.0, of.1.clone(), event.pk));
+                self.tracks.entry(of).or_default().returned.insert(event.pk, ON_ITS_WAY);
+            }
         }
-        self.released.push(Release { claim, key });
+        self.released.push(Release { claim, key, place });
     }
 
     /// Settlements of a group that weren't written since state had changed, each
@@ -464,7 +488,11 @@ impl Ledger {
         let is_event = unit.delivery.is_none();
         self.end(id, index, ending);
         if let Some(chain) = chain.filter(|_| is_event) {
+            if let Some(link) = self.chains.get_mut(&chain) {
+                link.overtaken |= link.running.is_some_and(|running| running > id);
+            }
             self.spill_waiting(chain);
+            self.spill_done(id, chain);
         }
     }
 
@@ -561,7 +589,7 @@ impl Ledger {
                 }
             }
             let key = unit.delivery.is_none().then_some(unit.key);
-            self.give_back(unit.claim, key);
+            self.give_back(unit.claim, key, &unit.event);
         }
     }
 
@@ -704,6 +732,36 @@ impl Ledger {
             super::ending::take_back(unit, settlement);
             if unit.doomed {
                 self.release_one(id);
+                return;
+            }
+        }
+        // What comes after it is no longer first in line.
+        for other in self.later(id) {
+            if let Some(unit) = self.units.get_mut(&other).filter(|u| u.stage == Stage::Ready) {
+                unit.stage = Stage::Complete;
+                self.ready.retain(|ready| *ready != other);
+            }
+        }
+    }
+
+    /// Events that came after an event in its ordering key.
+    fn later(&self, id: UnitId) -> Vec<UnitId> {
+        let unit = self.units.get(&id).filter(|unit| unit.delivery.is_none());
+        let queue = unit.and_then(|unit| self.keys.get(&unit.key));
+        queue.into_iter().flatten().copied().filter(|other| *other > id).collect()
+    }
+
+    /// Spills what later events of a chain have done already: an earlier one
+    /// has to be tried again. None of it is written yet.
+    fn spill_done(&mut self, id: UnitId, chain: ChainKey) {
+        for other in self.later(id) {
+            let Some(unit) = self.units.get_mut(&other) else { continue };
+            for share in unit.shares.iter_mut().filter(|share| share.chain == Some(chain)) {
+                if matches!(share.ending, Some(Ending::Done { .. })) {
+                    share.ending = Some(Ending::Spilled(SpillCause::Blocked));
+                    share.breaks = true;
+                    self.broken.entry(chain).or_default().unsettled += 1;
+                }
             }
         }
     }

@@ -132,20 +132,19 @@ impl Sim {
     }
 
     async fn step(&mut self) {
-        match self.rng.u32(0..100) {
-            0..12 => self.record().await,
-            12..22 => {
+        match self.rng.u32(0..200) {
+            0..20 => self.record().await,
+            20..40 => {
                 let sweep = self.rng.bool();
                 self.claim(sweep).await;
             }
-            22..34 => self.admit(),
-            34..42 => self.deliver().await,
-            42..58 => self.go_on(),
-            58..76 => self.end_one(),
-            76..88 => self.settle(true).await,
-            88..92 => self.give_back().await,
-            92..95 => self.spill_waiting(),
-            95..98 => self.admit(),
+            40..66 => self.admit(),
+            66..80 => self.deliver().await,
+            80..118 => self.go_on(),
+            118..160 => self.end_one(),
+            160..184 => self.settle(true).await,
+            184..194 => self.give_back().await,
+            194..199 => self.spill_waiting(),
             _ => self.lose_lane().await,
         }
         self.check();
@@ -251,11 +250,11 @@ impl Sim {
 
     fn ending(&mut self, job: &Job) -> Ending {
         let attempts = job.delivery.map_or(0, |delivery| delivery.attempts) + 1;
-        match self.rng.u32(0..20) {
-            0..3 => Self::failed(attempts, Some(0)),
-            3 => Self::failed(attempts, None),
-            4 if job.delivery.is_none() => Ending::Spilled(SpillCause::Limit),
-            5 => Ending::Released,
+        match self.rng.u32(0..30) {
+            0..2 => Self::failed(attempts, Some(0)),
+            2 => Self::failed(attempts, None),
+            3 if job.delivery.is_none() => Ending::Spilled(SpillCause::Limit),
+            4 => Ending::Released,
             _ => Ending::Done {
                 effects: Effects::default(),
                 attempt: None,
