@@ -67,6 +67,9 @@ pub(super) struct Unit {
     /// Shares that haven't ended.
     open: usize,
     stage: Stage,
+    /// What came before it in its key was lost while it was being settled: if
+    /// it isn't written now, it is given back.
+    doomed: bool,
 }
 
 /// What a delivery's row says.
@@ -123,6 +126,8 @@ struct Link {
     running: Option<UnitId>,
     /// The running call's result is void: an earlier one has to run again.
     discard: bool,
+    /// The running call's event spills: an earlier one did after its own call.
+    overtaken: bool,
 }
 
 /// Spilled shares of a chain that claims may not have seen yet.
@@ -138,7 +143,13 @@ pub(super) struct Release {
     pub(super) claim: Arc<Claim>,
     /// The ordering key that nothing later may overtake meanwhile.
     pub(super) key: Option<u64>,
+    /// The event's track and pk, if it has a track.
+    place: Option<(Lane, String, i64)>,
 }
+
+/// In place of a claim's number: it isn't given back yet, so no claim can have
+/// brought it.
+const ON_ITS_WAY: u64 = u64::MAX;
 
 /// One project's share of one lane. Scheduled events aren't in it: they are
 /// claimed out of order.
@@ -242,11 +253,7 @@ impl Ledger {
         let ClaimedEvent { claim, event, open, claims, trials } = row;
         let key = self.key(&event);
         if self.returning.get(&key).is_some_and(|b| b.unsettled > 0 || b.seen >= number) {
-            if event.available_at.is_none() {
-                let track = self.tracks.entry((event.lane, event.project.clone())).or_default();
-                track.returned.insert(event.pk, self.claims);
-            }
-            self.give_back(Arc::new(claim), Some(key));
+            self.give_back(Arc::new(claim), Some(key), &event);
             return;
         }
         if event.available_at.is_none() {
@@ -348,16 +355,23 @@ impl Ledger {
         let (stay, spill): (VecDeque<Job>, VecDeque<Job>) =
             link.queue.drain(..).partition(|job| job.delivery.is_some());
         link.queue = stay;
+        link.overtaken |= link.running.is_some_and(|r| spill.iter().any(|job| job.unit < r));
         for job in spill {
             self.end(job.unit, job.share, Ending::Spilled(SpillCause::Blocked));
         }
     }
 
     /// Takes note of how a call ended.
-    pub(super) fn ended(&mut self, job: &Job, ending: Ending) {
+    pub(super) fn ended(&mut self, job: &Job, mut ending: Ending) {
         if let Some(link) = job.chain.and_then(|chain| self.chains.get_mut(&chain)) {
             link.running = None;
-            if std::mem::take(&mut link.discard) {
+            let discard = std::mem::take(&mut link.discard);
+            if std::mem::take(&mut link.overtaken) {
+                if matches!(ending, Ending::Done { .. }) {
+                    job.rule.desk.pending.forget();
+                    ending = Ending::Spilled(SpillCause::Blocked);
+                }
+            } else if discard {
                 job.rule.desk.pending.forget();
                 self.enqueue(job.unit, job.share, true);
                 return;
@@ -422,6 +436,12 @@ impl Ledger {
                 returning.seen = self.claims;
             }
         }
+        for (lane, project, pk) in released.iter().filter_map(|release| release.place.clone()) {
+            let track = self.tracks.get_mut(&(lane, project));
+            if let Some(at) = track.and_then(|track| track.returned.get_mut(&pk)) {
+                *at = self.claims;
+            }
+        }
     }
 
     /// Whether events are on their way back: a claim that begins now may bring
@@ -472,17 +492,25 @@ impl Ledger {
     /// Gives back what came after a unit in its line: it would overtake it.
     fn release_later(&mut self, line: Option<Line>, id: UnitId) {
         for other in self.later(line, id) {
-            if self.units.get(&other).is_some_and(|unit| unit.stage != Stage::Settling) {
-                self.release_one(other);
+            match self.units.get_mut(&other) {
+                Some(unit) if unit.stage == Stage::Settling => unit.doomed = true,
+                _ => self.release_one(other),
             }
         }
     }
 
-    fn give_back(&mut self, claim: Arc<Claim>, key: Option<u64>) {
+    /// Gives a claim back: an event's has a key.
+    fn give_back(&mut self, claim: Arc<Claim>, key: Option<u64>, event: &Event) {
+        let mut place = None;
         if let Some(key) = key {
             self.returning.entry(key).or_default().unsettled += 1;
+            if event.available_at.is_none() {
+                let of = (event.lane, event.project.clone());
+                place = Some((of.0, of.1.clone(), event.pk));
+                self.tracks.entry(of).or_default().returned.insert(event.pk, ON_ITS_WAY);
+            }
         }
-        self.released.push(Release { claim, key });
+        self.released.push(Release { claim, key, place });
     }
 
     /// Settlements of a group that weren't written since state had changed, each
@@ -557,27 +585,26 @@ impl Ledger {
             self.release_later(line, id);
             return;
         }
-        self.spill_waiting(chain);
-        for other in self.later(line, id) {
-            self.spill_done(other, chain);
+        if let Some(link) = self.chains.get_mut(&chain) {
+            link.overtaken |= link.running.is_some_and(|running| running > id);
         }
+        self.spill_waiting(chain);
+        self.spill_done(line, id, chain);
     }
 
-    /// Spills what a unit has done in a chain.
-    fn spill_done(&mut self, id: UnitId, chain: ChainKey) {
-        let Some(unit) = self.units.get(&id).filter(|unit| unit.stage != Stage::Settling) else {
-            return;
-        };
-        let done = |share: &Share| {
-            share.chain == Some(chain) && matches!(share.ending, Some(Ending::Done { .. }))
-        };
-        let Some(index) = unit.shares.iter().position(done) else { return };
-        self.not_ready(id);
-        let Some(unit) = self.units.get_mut(&id) else { return };
-        unit.shares[index].ending = None;
-        unit.open += 1;
-        unit.stage = Stage::Running;
-        self.end(id, index, Ending::Spilled(SpillCause::Blocked));
+    /// Spills what later units of a line have done already in a chain: an
+    /// earlier one has to be tried again. None of it is written yet.
+    fn spill_done(&mut self, line: Option<Line>, id: UnitId, chain: ChainKey) {
+        for other in self.later(line, id) {
+            let Some(unit) = self.units.get_mut(&other) else { continue };
+            for share in unit.shares.iter_mut().filter(|share| share.chain == Some(chain)) {
+                if matches!(share.ending, Some(Ending::Done { .. })) {
+                    share.ending = Some(Ending::Spilled(SpillCause::Blocked));
+                    share.breaks = true;
+                    self.broken.entry(chain).or_default().unsettled += 1;
+                }
+            }
+        }
     }
 
     /// A settlement wasn't written and is to be tried again as it is.
@@ -664,7 +691,7 @@ impl Ledger {
                 }
             }
             let key = unit.delivery.is_none().then_some(unit.key);
-            self.give_back(unit.claim, key);
+            self.give_back(unit.claim, key, &unit.event);
         }
     }
 
@@ -789,6 +816,15 @@ impl Ledger {
         if let Some(unit) = self.units.get_mut(&id) {
             unit.stage = Stage::Complete;
             super::ending::take_back(unit, settlement);
+            if unit.doomed {
+                self.release_one(id);
+                return;
+            }
+        }
+        // What comes after it is no longer first in line.
+        let line = self.units.get(&id).and_then(|unit| unit.line);
+        for other in self.later(line, id) {
+            self.not_ready(other);
         }
     }
 
@@ -876,6 +912,7 @@ impl Unit {
             line: None,
             open: 0,
             stage: Stage::Running,
+            doomed: false,
         }
     }
 }
@@ -917,3 +954,6 @@ impl Track {
 
 /// How long a call may hold up what waits behind it in its chain.
 pub(super) const PATIENCE: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests;

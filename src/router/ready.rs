@@ -80,6 +80,13 @@ impl Ready {
 }
 
 #[cfg(test)]
+impl Ready {
+    pub(super) fn is_empty(&self) -> bool {
+        self.queues.is_empty() && self.busy.is_empty()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -349,8 +349,8 @@ pub enum Settled {
     Lost,
     /// These triggers read state that has changed since; nothing of it is
     /// written, and their calls are to be run again. None are named where only
-    /// an earlier settlement of the same ordering key is held up: this one is
-    /// written with or after it, never without.
+    /// an earlier settlement of the same ordering key is held up or lost: this
+    /// one is written with or after it, never without.
     Conflict(Vec<String>),
     /// The effects of this trigger can't be written; nothing of it is written.
     Unfit {

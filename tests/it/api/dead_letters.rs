@@ -31,7 +31,7 @@ pub(super) async fn die(server: &Server, count: usize) {
         .iter()
         .map(|lane| Seam { lane: *lane, project: "shop".into(), above: 0, limit: 1000 })
         .collect();
-    let claimed = store.claim_events(host, &seams, LEASE).await.unwrap().rows;
+    let claimed = store.claim_events(host, &seams, u64::MAX, LEASE).await.unwrap().rows;
     assert_eq!(claimed.len(), count);
     let spill = Spill {
         trigger: "mail".into(),
@@ -195,7 +195,7 @@ async fn die_of(server: &Server) {
         .iter()
         .map(|lane| Seam { lane: *lane, project: "shop".into(), above: 0, limit: 10 })
         .collect();
-    let row = store.claim_events(host, &seams, LEASE).await.unwrap().rows.pop().unwrap();
+    let row = store.claim_events(host, &seams, u64::MAX, LEASE).await.unwrap().rows.pop().unwrap();
     let settlement = Settlement {
         claim: row.claim.into(),
         event: Arc::new(row.event),

@@ -160,7 +160,7 @@ impl Bench {
 
     pub(super) async fn claim_for(&self, lease: Duration) -> Vec<ClaimedEvent> {
         let seams = self.seams(0, 1000).await;
-        self.store.claim_events(self.host, &seams, lease).await.expect("claims").rows
+        self.store.claim_events(self.host, &seams, u64::MAX, lease).await.expect("claims").rows
     }
 
     pub(super) async fn claim(&self) -> Vec<ClaimedEvent> {
@@ -197,7 +197,8 @@ impl Bench {
         let triggers: Vec<_> =
             survey.deliveries.into_iter().map(|(project, name)| (project, name, limit)).collect();
         let lanes = self.lanes();
-        let claimed = self.store.claim_deliveries(self.host, &lanes, &triggers, run, lease).await;
+        let claimed =
+            self.store.claim_deliveries(self.host, &lanes, &triggers, run, u64::MAX, lease).await;
         claimed.expect("claims").rows
     }
 

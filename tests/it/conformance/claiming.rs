@@ -25,7 +25,7 @@ pub(super) async fn nobody_claims_without_the_lane(bench: &Bench) {
     assert!(bench.claim().await.is_empty());
     bench.hold().await;
     let seams = bench.seams(0, 10).await;
-    let other = bench.store.claim_events(stranger(), &seams, LONG).await.expect("claims");
+    let other = bench.store.claim_events(stranger(), &seams, u64::MAX, LONG).await.expect("claims");
     assert!(other.rows.is_empty());
     assert_eq!(bench.claim().await.len(), 1);
 }
@@ -65,7 +65,8 @@ pub(super) async fn each_seam_has_its_limit(bench: &Bench) {
     bench.record(&events).await;
     let mut seams = bench.seams(0, 2).await;
     seams.push(Seam { lane: 0, project: "nobody".into(), above: 0, limit: 5 });
-    let claimed = bench.store.claim_events(bench.host, &seams, LONG).await.expect("claims").rows;
+    let claimed =
+        bench.store.claim_events(bench.host, &seams, u64::MAX, LONG).await.expect("claims").rows;
     for seam in &seams {
         let mine = |e: &&outrigger::store::ClaimedEvent| {
             e.event.project == seam.project && e.event.lane == seam.lane
@@ -81,10 +82,12 @@ pub(super) async fn rows_up_to_the_mark_are_left_out(bench: &Bench) {
     bench.hold().await;
     bench.record(&[order("a"), order("a"), order("a")]).await;
     let seams = bench.seams(0, 1).await;
-    let first = bench.store.claim_events(bench.host, &seams, LONG).await.expect("claims").rows;
+    let first =
+        bench.store.claim_events(bench.host, &seams, u64::MAX, LONG).await.expect("claims").rows;
     let mark = first[0].event.pk + 1;
     let seams = bench.seams(mark, 9).await;
-    let third = bench.store.claim_events(bench.host, &seams, LONG).await.expect("claims").rows;
+    let third =
+        bench.store.claim_events(bench.host, &seams, u64::MAX, LONG).await.expect("claims").rows;
     assert!(third.len() == 1 && third[0].event.pk > mark, "{third:?}");
     let second = bench.claim().await;
     assert!(second.len() == 1 && second[0].event.pk == mark, "{second:?}");
@@ -106,7 +109,7 @@ pub(super) async fn simultaneous_claims_share_the_rows(bench: &Bench) {
     let events: Vec<_> = (0..60).map(|_| order("a")).collect();
     bench.record(&events).await;
     let seams = bench.seams(0, 10).await;
-    let claims = (0..8).map(|_| bench.store.claim_events(bench.host, &seams, LONG));
+    let claims = (0..8).map(|_| bench.store.claim_events(bench.host, &seams, u64::MAX, LONG));
     let mut seen = BTreeSet::new();
     for claimed in futures::future::join_all(claims).await {
         let rows = claimed.expect("claims").rows;
@@ -151,7 +154,8 @@ pub(super) async fn taking_lanes_voids_claims(bench: &Bench) {
     assert_eq!(bench.value("k").await, None);
     assert!(bench.claim().await.is_empty(), "the old holder claims nothing");
     let seams = bench.seams(0, 9).await;
-    let second = bench.store.claim_events(other, &seams, LONG).await.expect("claims").rows;
+    let second =
+        bench.store.claim_events(other, &seams, u64::MAX, LONG).await.expect("claims").rows;
     assert_eq!(second.iter().map(|e| e.claims).collect::<Vec<_>>(), [2]);
 }
 
@@ -170,7 +174,11 @@ pub(super) async fn a_death_alone_is_a_trial(bench: &Bench) {
         })
         .await;
         let triggers = [(SHOP.to_owned(), MAIL.to_owned(), 9)];
-        store.claim_deliveries(new, &lanes, &triggers, 0, LONG).await.expect("claims").rows
+        store
+            .claim_deliveries(new, &lanes, &triggers, 0, u64::MAX, LONG)
+            .await
+            .expect("claims")
+            .rows
     };
     let counts = |claimed: &[ClaimedDelivery]| -> Vec<(u32, u32)> {
         claimed.iter().map(|d| (d.claims, d.trials)).collect()
@@ -215,7 +223,7 @@ pub(super) async fn a_death_alone_is_a_trial_of_the_event(bench: &Bench) {
     })
     .await;
     let seams = bench.seams(0, 9).await;
-    let again = bench.store.claim_events(other, &seams, LONG).await.expect("claims").rows;
+    let again = bench.store.claim_events(other, &seams, u64::MAX, LONG).await.expect("claims").rows;
     assert_eq!(again.iter().map(|e| (e.claims, e.trials)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
 }
 
@@ -264,7 +272,11 @@ pub(super) async fn scheduled_events_wait(bench: &Bench) {
     let lanes = bench.lanes();
     let shop = [SHOP.to_owned()];
     let claim = async |projects: &[String]| {
-        bench.store.claim_scheduled(bench.host, &lanes, projects, 9, LONG).await.expect("claims")
+        bench
+            .store
+            .claim_scheduled(bench.host, &lanes, projects, 9, u64::MAX, LONG)
+            .await
+            .expect("claims")
     };
     let survey = bench.store.survey(&lanes).await.expect("surveys");
     assert!(survey.scheduled_in.is_some_and(|ms| (0..=600).contains(&ms)), "{survey:?}");
@@ -285,12 +297,13 @@ pub(super) async fn the_longest_overdue_come_first(bench: &Bench) {
     let lanes = bench.lanes();
     let shop = [SHOP.to_owned()];
     let claim = async |limit| {
-        let claimed = bench.store.claim_scheduled(bench.host, &lanes, &shop, limit, LONG).await;
+        let claimed =
+            bench.store.claim_scheduled(bench.host, &lanes, &shop, limit, u64::MAX, LONG).await;
         claimed.expect("claims").rows.iter().map(|e| e.event.available_at).collect::<Vec<_>>()
     };
     assert_eq!(claim(1).await, [Some(1000)]);
     assert_eq!(claim(9).await, [Some(3000), Some(2000)], "in pk order");
-    let other = bench.store.claim_scheduled(stranger(), &lanes, &shop, 9, LONG).await;
+    let other = bench.store.claim_scheduled(stranger(), &lanes, &shop, 9, u64::MAX, LONG).await;
     assert!(other.expect("claims").rows.is_empty());
 }
 

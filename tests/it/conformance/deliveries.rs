@@ -158,7 +158,12 @@ pub(super) async fn each_trigger_has_its_limit(bench: &Bench) {
     let wanted = [(SHOP.to_owned(), "x".to_owned(), 2), (SHOP.to_owned(), "z".to_owned(), 2)];
     let stranger = HostId(Uuid::new_v4());
     let claim = async |host| {
-        bench.store.claim_deliveries(host, &lanes, &wanted, 0, LONG).await.expect("claims").rows
+        bench
+            .store
+            .claim_deliveries(host, &lanes, &wanted, 0, u64::MAX, LONG)
+            .await
+            .expect("claims")
+            .rows
     };
     assert!(claim(stranger).await.is_empty());
     let claimed = claim(bench.host).await;

@@ -207,8 +207,12 @@ impl<'a> Run<'a> {
         let limit = self.rng.u32(1..6);
         let seam = |lane| Seam { lane, project: SHOP.to_owned(), above: 0, limit };
         let seams: Vec<Seam> = self.bench.lanes().into_iter().map(seam).collect();
-        let claimed =
-            self.bench.store.claim_events(self.hosts[host], &seams, lease).await.expect("claims");
+        let claimed = self
+            .bench
+            .store
+            .claim_events(self.hosts[host], &seams, u64::MAX, lease)
+            .await
+            .expect("claims");
         let mut expected = BTreeSet::new();
         for lane in self.world.held_by(host) {
             let found = self.world.claimable(&[lane], false).into_iter();
@@ -222,7 +226,8 @@ impl<'a> Run<'a> {
         let (host, lease, limit) = (self.host(), self.lease(), self.rng.u32(1..4));
         let (lanes, projects) = (self.bench.lanes(), [SHOP.to_owned()]);
         let id = self.hosts[host];
-        let claimed = self.bench.store.claim_scheduled(id, &lanes, &projects, limit, lease).await;
+        let claimed =
+            self.bench.store.claim_scheduled(id, &lanes, &projects, limit, u64::MAX, lease).await;
         let found = self.world.claimable(&self.world.held_by(host), true).into_iter();
         let expected = found.take(limit as usize).collect();
         self.hold_events(claimed.expect("claims").rows, expected, lease).await;
@@ -261,7 +266,8 @@ impl<'a> Run<'a> {
         let limit = self.rng.choice([1, 2, 1000]).expect("one");
         let wanted = TRIGGERS.map(|trigger| (SHOP.to_owned(), trigger.to_owned(), limit));
         let (id, lanes) = (self.hosts[host], self.bench.lanes());
-        let claimed = self.bench.store.claim_deliveries(id, &lanes, &wanted, 0, lease).await;
+        let claimed =
+            self.bench.store.claim_deliveries(id, &lanes, &wanted, 0, u64::MAX, lease).await;
         let claimed = claimed.expect("claims").rows;
         assert!(claimed.is_sorted_by_key(|row| (row.event.pk, row.generation)), "{claimed:?}");
         let mut there: BTreeMap<String, BTreeSet<i64>> = BTreeMap::new();
@@ -521,15 +527,16 @@ impl<'a> Run<'a> {
         let seams: Vec<Seam> = self.bench.lanes().into_iter().map(seam).collect();
         let (id, lanes) = (self.hosts[host], self.bench.lanes());
         let store = &self.bench.store;
-        let claimed = store.claim_events(id, &seams, LONG).await.expect("claims").rows;
+        let claimed = store.claim_events(id, &seams, u64::MAX, LONG).await.expect("claims").rows;
         let expected = self.world.claimable(&lanes, false).into_iter().collect();
         self.hold_events(claimed, expected, LONG).await;
         let projects = [SHOP.to_owned()];
-        let claimed = store.claim_scheduled(id, &lanes, &projects, 1000, LONG).await;
+        let claimed = store.claim_scheduled(id, &lanes, &projects, 1000, u64::MAX, LONG).await;
         let expected = self.world.claimable(&lanes, true).into_iter().collect();
         self.hold_events(claimed.expect("claims").rows, expected, LONG).await;
         let wanted = TRIGGERS.map(|trigger| (SHOP.to_owned(), trigger.to_owned(), 1000));
-        let claimed = store.claim_deliveries(id, &lanes, &wanted, 0, LONG).await.expect("claims");
+        let claimed =
+            store.claim_deliveries(id, &lanes, &wanted, 0, u64::MAX, LONG).await.expect("claims");
         for row in claimed.rows {
             let Row::Delivery(delivery) = row.claim.row() else { panic!("{row:?}") };
             let lease = self.token(LONG);

@@ -365,7 +365,7 @@ async fn dispatched_beside(bench: &Bench) -> Uuid {
     let (lanes, projects) = (bench.lanes(), [SHOP.to_owned()]);
     let claimed = bench
         .store
-        .claim_scheduled(bench.host, &lanes, &projects, 1, super::bench::LONG)
+        .claim_scheduled(bench.host, &lanes, &projects, 1, u64::MAX, super::bench::LONG)
         .await
         .expect("claims");
     let [claimed] = claimed.rows.try_into().expect("one");

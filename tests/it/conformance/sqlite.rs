@@ -34,7 +34,10 @@ async fn a_dead_hosts_lane_is_taken_at_once() {
         assert_eq!(former.take_lanes(host, 1, LONG).await.expect("takes"), [0]);
         bench.record(&[order("a")]).await;
         let seams = bench.seams(0, 9).await;
-        assert_eq!(former.claim_events(host, &seams, LONG).await.expect("claims").rows.len(), 1);
+        assert_eq!(
+            former.claim_events(host, &seams, u64::MAX, LONG).await.expect("claims").rows.len(),
+            1
+        );
         // Gone without a word, its leases far from over.
         drop(former);
         bench.hold().await;

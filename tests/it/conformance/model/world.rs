@@ -95,6 +95,10 @@ fn free(claim: Option<Lease>) -> bool {
     claim.is_none_or(|lease| lease.ended)
 }
 
+fn is_event(settlement: &Settlement) -> bool {
+    matches!(settlement.claim.row(), Row::Event(_))
+}
+
 impl World {
     pub(super) fn new(lanes: usize) -> Self {
         Self { lanes: vec![(None, false); lanes], ..Self::default() }
@@ -242,24 +246,24 @@ impl World {
         let held: Vec<bool> =
             group.iter().map(|(token, s)| self.lease(&s.claim, *token).is_some()).collect();
         let mut verdicts = Vec::with_capacity(group.len());
-        let mut held_up = HashSet::new();
-        let mut lost: Vec<(String, i64)> = Vec::new();
+        let (mut held_up, mut lost) = (HashSet::new(), Vec::new());
         for ((_, settlement), held) in group.iter().zip(&held) {
-            let aggregate = settlement.event.aggregate_id.clone();
-            let pk = settlement.event.pk;
-            let after_lost = lost.iter().any(|(of, other)| *of == aggregate && *other != pk);
-            let verdict = if !held {
-                lost.push((aggregate.clone(), pk));
+            let (aggregate, pk) = (&settlement.event.aggregate_id, settlement.event.pk);
+            // Nothing is written without what comes before it of its key.
+            let overtakes = |(other, of): &(&String, i64)| *other == aggregate && *of != pk;
+            verdicts.push(if !held {
+                lost.push((aggregate, pk));
                 Settled::Lost
-            } else if held_up.contains(&aggregate) || after_lost {
+            } else if held_up.contains(aggregate) || lost.iter().any(overtakes) {
+                held_up.insert(aggregate);
                 Settled::Conflict(Vec::new())
             } else {
-                self.write_state(settlement)
-            };
-            if *held && verdict != Settled::Done {
-                held_up.insert(aggregate);
-            }
-            verdicts.push(verdict);
+                let verdict = self.write_state(settlement);
+                if verdict != Settled::Done {
+                    held_up.insert(aggregate);
+                }
+                verdict
+            });
         }
         let written: Vec<&Settlement> = group
             .iter()
