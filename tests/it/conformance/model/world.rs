@@ -95,10 +95,6 @@ fn free(claim: Option<Lease>) -> bool {
     claim.is_none_or(|lease| lease.ended)
 }
 
-fn is_event(settlement: &Settlement) -> bool {
-    matches!(settlement.claim.row(), Row::Event(_))
-}
-
 impl World {
     pub(super) fn new(lanes: usize) -> Self {
         Self { lanes: vec![(None, false); lanes], ..Self::default() }
