@@ -493,6 +493,11 @@ impl Ledger {
             .collect()
     }
 
+    /// Whether a unit is being settled, or is held no more.
+    pub(super) fn settles(&self, id: UnitId) -> bool {
+        self.units.get(&id).is_none_or(|unit| unit.stage == Stage::Settling)
+    }
+
     /// When a unit's lease ends.
     pub(super) fn lease_of(&self, id: UnitId) -> Option<Instant> {
         self.units.get(&id).map(|unit| unit.lease.until())
