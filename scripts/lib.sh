@@ -35,6 +35,11 @@ need_python() {
     python3 -c 'import sqlite3' 2>/dev/null || fail "missing: Python's sqlite3 module."
 }
 
+# What limits files of a running process.
+need_prlimit() {
+    command -v prlimit >/dev/null || apt_install util-linux
+}
+
 # Sets $pg_bin to the folder of a PostgreSQL server's programs, 14 or later.
 need_postgres() {
     find_postgres || { apt_install postgresql; find_postgres; } ||

@@ -67,7 +67,7 @@ pub struct Database {
     /// Connections for the router and the interface together.
     /// `OUTRIGGER_CONNECTIONS`, 10.
     pub connections: u32,
-    /// How long to wait for a connection or a lock.
+    /// How long to wait for a connection, a lock or an answer.
     /// `OUTRIGGER_DATABASE_PATIENCE`, `10s`.
     pub patience: Span,
     /// How a sleeping host learns of new events. `OUTRIGGER_WAKE`, `notify`.

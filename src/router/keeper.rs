@@ -219,6 +219,8 @@ impl Keeper {
                 match held {
                     // Calls that run watch it too.
                     Held::Yes => own.extend(began + lease),
+                    // It may just have been settled: the settle tells.
+                    Held::Lost if ledger.settles(*id) => {}
                     Held::Lost => {
                         self.host.metrics.lost(1);
                         ledger.lost(*id);

@@ -622,6 +622,11 @@ impl Ledger {
             .collect()
     }
 
+    /// Whether a unit is being settled, or is held no more.
+    pub(super) fn settles(&self, id: UnitId) -> bool {
+        self.units.get(&id).is_none_or(|unit| unit.stage == Stage::Settling)
+    }
+
     /// When a unit's lease ends, and its line.
     pub(super) fn lease_of(&self, id: UnitId) -> Option<(Instant, Option<Line>)> {
         self.units.get(&id).map(|unit| (unit.terms.lease.until(), unit.line))

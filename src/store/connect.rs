@@ -53,7 +53,7 @@ pub struct Options {
     pub lanes: u16,
     /// Connections for the router and the interface together.
     pub connections: u32,
-    /// How long to wait for a connection or a lock.
+    /// How long to wait for a connection, a lock or an answer.
     pub patience: Duration,
     /// Whether PostgreSQL is to notify sleeping hosts of new events.
     pub notify: bool,

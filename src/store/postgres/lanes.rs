@@ -11,6 +11,9 @@ use crate::{
     store::{Claim, Held, HostId, Row, StoreError, rows::millis},
 };
 
+/// The least that a take-over waits for a lock, or a statement, in milliseconds.
+const LEAST_WAIT_MS: i64 = 150;
+
 impl Postgres {
     pub(super) async fn take_over(
         &self,
@@ -24,8 +27,8 @@ impl Postgres {
         query(
             "SELECT set_config('lock_timeout', $1, true), set_config('statement_timeout', $2, true)",
         )
-        .bind(millis(lease / 6).max(1).to_string())
-        .bind(millis(lease / 4).max(1).to_string())
+        .bind(millis(lease / 6).max(LEAST_WAIT_MS).to_string())
+        .bind(millis(lease / 4).max(LEAST_WAIT_MS).to_string())
         .execute(&mut *tx)
         .await
         .map_err(fault)?;

@@ -108,7 +108,7 @@ impl Postgres {
         work: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         let patience = self.options.patience;
-        let limit = lease.map_or(patience, |lease| patience.min((lease / 2).max(BRIEFLY)));
+        let limit = lease.map_or(patience, |lease| patience.min((lease / 2).max(LEAST_WAIT)));
         tokio::time::timeout(limit, work)
             .await
             .unwrap_or_else(|late| Err(StoreError::Unavailable(late.into())))
@@ -175,8 +175,8 @@ impl Postgres {
     }
 }
 
-/// The least time that an answer is waited for.
-const BRIEFLY: Duration = Duration::from_millis(250);
+/// The shortest time that an answer is waited for, whatever the lease.
+const LEAST_WAIT: Duration = Duration::from_millis(500);
 
 /// How long a connection may take to say that it is alive. One whose other end
 /// has silently gone would hold its place in the pool for ever.
