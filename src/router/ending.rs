@@ -37,6 +37,13 @@ pub(super) enum Ending {
     Released,
 }
 
+impl Ending {
+    /// Whether the pair of event and trigger is through.
+    pub(super) fn is_final(&self) -> bool {
+        matches!(self, Self::Done { .. } | Self::Failed { after_ms: None, .. })
+    }
+}
+
 /// What is said of a call in the event's result.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Summary {

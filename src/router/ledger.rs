@@ -367,7 +367,7 @@ impl Ledger {
             link.running = None;
             let discard = std::mem::take(&mut link.discard);
             if std::mem::take(&mut link.overtaken) {
-                if matches!(ending, Ending::Done { .. }) {
+                if ending.is_final() {
                     job.rule.desk.pending.forget();
                     ending = Ending::Spilled(SpillCause::Blocked);
                 }
@@ -528,6 +528,10 @@ impl Ledger {
             self.run_again(*id, triggers, false);
             for other in self.later(line, *id) {
                 self.run_again(other, triggers, true);
+                // A delivery that failed is blocked again.
+                if self.units.get(&other).is_some_and(Unit::has_failed) {
+                    self.release_one(other);
+                }
             }
         }
         for (id, _) in reruns {
@@ -592,16 +596,17 @@ impl Ledger {
         self.spill_done(line, id, chain);
     }
 
-    /// Spills what later units of a line have done already in a chain: an
+    /// Spills what later units of a line have ended already in a chain: an
     /// earlier one has to be tried again. None of it is written yet.
     fn spill_done(&mut self, line: Option<Line>, id: UnitId, chain: ChainKey) {
         for other in self.later(line, id) {
             let Some(unit) = self.units.get_mut(&other) else { continue };
             for share in unit.shares.iter_mut().filter(|share| share.chain == Some(chain)) {
-                if matches!(share.ending, Some(Ending::Done { .. })) {
+                if share.ending.as_ref().is_some_and(Ending::is_final) {
                     share.ending = Some(Ending::Spilled(SpillCause::Blocked));
-                    share.breaks = true;
-                    self.broken.entry(chain).or_default().unsettled += 1;
+                    if !std::mem::replace(&mut share.breaks, true) {
+                        self.broken.entry(chain).or_default().unsettled += 1;
+                    }
                 }
             }
         }
@@ -898,6 +903,12 @@ impl Ledger {
 }
 
 impl Unit {
+    /// Whether it is a delivery that has to be tried again.
+    fn has_failed(&self) -> bool {
+        let failed = |share: &Share| matches!(share.ending, Some(Ending::Failed { .. }));
+        self.delivery.is_some() && self.stage != Stage::Settling && self.shares.iter().any(failed)
+    }
+
     /// One with no shares yet.
     fn new(claim: Claim, event: Event, key: u64, terms: &Terms) -> Self {
         Self {

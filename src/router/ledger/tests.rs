@@ -239,7 +239,10 @@ impl Sim {
             let stored = self.ended.iter().any(|e| e.0 == job.rule.name() && e.1 == *id);
             let here = self.ledger.units.values().any(|unit| {
                 unit.event.message_id == *id
-                    && unit.shares.iter().any(|s| s.rule.name() == job.rule.name() && is_final(s))
+                    && unit.shares.iter().any(|s| {
+                        s.rule.name() == job.rule.name()
+                            && s.ending.as_ref().is_some_and(Ending::is_final)
+                    })
             });
             assert!(stored || here, "{} overtakes {id} in {}", job.event.pk, job.rule.name());
         }
@@ -447,11 +450,6 @@ impl Sim {
         assert!(self.ledger.units.is_empty() && self.ledger.lines.is_empty());
         assert!(self.ledger.chains.is_empty() && self.ledger.ready.is_empty());
     }
-}
-
-/// Whether a share has ended for good, in this unit.
-fn is_final(share: &Share) -> bool {
-    matches!(share.ending, Some(Ending::Done { .. } | Ending::Failed { after_ms: None, .. }))
 }
 
 #[tokio::test]

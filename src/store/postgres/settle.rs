@@ -189,7 +189,7 @@ impl Postgres {
         }
         query(self.sql.of(
             "UPDATE {p}delivery d
-                SET state = e.state, attempts = coalesce(e.attempts, d.attempts + 1),
+                SET state = CASE WHEN e.state = 'ready' THEN d.state ELSE e.state END, attempts = coalesce(e.attempts, d.attempts + 1),
                     claim_id = NULL, claimed_until = NULL, claims = 0, trials = 0,
                     due_at = CASE e.state WHEN 'ready' THEN n.ms + e.after ELSE d.due_at END,
                     ended_at = CASE e.state WHEN 'ready' THEN NULL ELSE n.ms END,
@@ -226,7 +226,8 @@ impl Postgres {
             return Ok(());
         }
         query(self.sql.of(
-            "UPDATE {p}delivery d SET state = 'ready', due_at = (SELECT {p}now_ms())
+            "UPDATE {p}delivery d
+                SET state = 'ready', due_at = greatest(d.due_at, (SELECT {p}now_ms()))
               WHERE d.state = 'blocked' AND d.id = ANY (ARRAY(
                   SELECT n.id
                     FROM (SELECT DISTINCT e.project_id, e.resource, e.aggregate_id,

@@ -121,7 +121,8 @@ impl Sqlite {
         if ended.is_empty() {
             return Ok(0);
         }
-        let released = query(self.sql.of("UPDATE {p}delivery SET state = 'ready', due_at = ?2
+        let released =
+            query(self.sql.of("UPDATE {p}delivery SET state = 'ready', due_at = max(due_at, ?2)
               WHERE state = 'blocked' AND id IN (
                   SELECT (SELECT o.id FROM {p}delivery o INDEXED BY {p}delivery_run
                            WHERE o.project_id = e.project_id AND o.resource = e.resource
@@ -131,11 +132,11 @@ impl Sqlite {
                            ORDER BY o.event_pk, o.id LIMIT 1)
                     FROM {p}delivery e
                    WHERE e.id IN (SELECT value FROM json_each(?1)) AND e.chain > 0)"))
-        .bind(to_json(&ended)?)
-        .bind(now)
-        .execute(db)
-        .await
-        .map_err(fault)?;
+            .bind(to_json(&ended)?)
+            .bind(now)
+            .execute(db)
+            .await
+            .map_err(fault)?;
         Ok(released.rows_affected())
     }
 

@@ -192,7 +192,8 @@ impl Sqlite {
             return Ok(false);
         }
         query(self.sql.of("UPDATE {p}delivery
-                SET state = e.value ->> 1, attempts = coalesce(e.value ->> 2, attempts + 1),
+                SET state = CASE e.value ->> 1 WHEN 'ready' THEN state ELSE e.value ->> 1 END,
+                    attempts = coalesce(e.value ->> 2, attempts + 1),
                     claim_id = NULL, claimed_until = NULL, claims = 0, trials = 0,
                     due_at = CASE e.value ->> 1 WHEN 'ready' THEN e.value ->> 3 ELSE due_at END,
                     ended_at = CASE e.value ->> 1 WHEN 'ready' THEN NULL ELSE ?2 END,

@@ -377,7 +377,7 @@ impl World {
         });
         let first = rest.min_by_key(|delivery| delivery.pk).filter(|_| *chain != Chain::None);
         if let Some(first) = first.filter(|first| first.state == DeliveryState::Blocked) {
-            (first.state, first.due) = (DeliveryState::Ready, true);
+            first.state = DeliveryState::Ready;
         }
     }
 
