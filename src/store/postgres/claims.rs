@@ -1,19 +1,16 @@
-//! Recording, looking for work, claiming it, and giving claims back.
+//! Claiming events and deliveries, and giving claims back.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
 use sqlx::{Row as _, postgres::PgRow, query};
 use uuid::Uuid;
 
 use super::{Postgres, Texts, column, fault};
 use crate::{
-    model::{
-        Lane,
-        event::{Event, NewEvent},
-    },
+    model::{Lane, event::Event},
     store::{
-        Claim, Claimed, ClaimedDelivery, ClaimedEvent, Held, Horizon, HostId, Recorded, Row, Seam,
-        StoreError, Survey,
+        Claim, Claimed, ClaimedDelivery, ClaimedEvent, Held, Horizon, HostId, Row, Seam,
+        StoreError,
         claim::proof,
         rows::{chain_of, millis},
     },
@@ -37,27 +34,6 @@ macro_rules! payload_bytes {
               ELSE octet_length(o.payload_json::text) END"
     };
 }
-
-/// Inserts events given as arrays. They get their pks in the order given, and
-/// are inserted in the order of their dedup keys, so that two transactions
-/// with the same keys can't deadlock.
-macro_rules! insert_events {
-    () => {
-        "WITH e AS MATERIALIZED (
-             SELECT nextval('{p}outbox_pk_seq') AS pk, g.*
-               FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::int[],
-                           $7::text[], $8::text[], $9::text[], $10::bigint[])
-                    AS g(id, project, resource, aggregate, name, version, payload, meta, dedup, due))
-         INSERT INTO {p}outbox (pk, message_id, project_id, resource, aggregate_id, event_name,
-                schema_version, payload_json, meta_json, dedup_key, available_at)
-         OVERRIDING SYSTEM VALUE
-         SELECT pk, id, project, resource, aggregate, name, version, payload::json, meta::json,
-                dedup, due
-           FROM e ORDER BY project, dedup, pk
-             ON CONFLICT DO NOTHING"
-    };
-}
-pub(super) use insert_events;
 
 /// The clock, and a claim's [`Horizon`]: what it sees of other transactions,
 /// and its own number.
@@ -99,140 +75,79 @@ macro_rules! open_triggers {
     };
 }
 
+/// Claims deliveries and their events: `$1` the host, `$2` lanes, `$3` to `$5`
+/// projects, triggers and how many of each, `$6` the claim, `$7` its lease,
+/// `$8` how many behind each, `$9` bytes.
+///
+/// - `picked` are heads that are due.
+/// - `run` is what each head blocks, as far as nothing in between is held.
+/// - `chosen` is as much of both as fits, heads first.
+macro_rules! claim_deliveries {
+    () => {
+        concat!(
+            "WITH now AS MATERIALIZED (SELECT {p}now_ms() AS ms),
+             held AS MATERIALIZED (
+                 SELECT lane FROM {p}lane WHERE holder = $1 AND lane = ANY($2)
+                  ORDER BY lane FOR KEY SHARE),
+             picked AS MATERIALIZED (
+                 SELECT one.id FROM unnest($3::text[], $4::text[], $5::bigint[])
+                        AS t(project, trigger, cap), LATERAL (
+                     SELECT r.id FROM held h, LATERAL (
+                         SELECT d.id, d.due_at FROM {p}delivery d
+                          WHERE d.state = 'ready' AND d.project_id = t.project
+                            AND d.trigger_name = t.trigger AND d.lane = h.lane
+                            AND d.due_at <= (SELECT ms FROM now)
+                            AND (d.claim_id IS NULL OR d.claimed_until < (SELECT ms FROM now))
+                          ORDER BY d.lane, d.due_at, d.id LIMIT t.cap) r
+                      ORDER BY r.due_at, r.id LIMIT t.cap) one),
+             head AS MATERIALIZED (
+                 SELECT d.* FROM {p}delivery d
+                  WHERE d.id = ANY (ARRAY(SELECT id FROM picked))
+                    AND d.chain > 0 AND d.attempts = 0 AND $8 > 0),
+             run AS MATERIALIZED (
+                 SELECT behind.id, h.id AS head, behind.place FROM head h, LATERAL (
+                     SELECT w.id, row_number() OVER line AS place, first_value(w.id) OVER line = h.id AND bool_and(
+                                w.id = h.id OR w.state = 'blocked' AND w.free) OVER line AS follows
+                       FROM (SELECT d.id, d.event_pk, d.state, d.claim_id IS NULL
+                                    OR d.claimed_until < (SELECT ms FROM now) AS free
+                               FROM {p}delivery d
+                              WHERE d.state IN ('ready', 'blocked') AND d.chain > 0
+                                AND (d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain)
+                                  >= (h.project_id, h.resource, h.aggregate_id, h.trigger_name, h.chain)
+                                AND (d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain)
+                                  <= (h.project_id, h.resource, h.aggregate_id, h.trigger_name, h.chain)
+                              ORDER BY d.project_id, d.resource, d.aggregate_id, d.trigger_name,
+                                       d.chain, d.event_pk LIMIT $8 + 1) w
+                     WINDOW line AS (ORDER BY w.event_pk)) behind
+                  WHERE behind.follows AND behind.id <> h.id),
+             chosen AS MATERIALIZED (
+                 SELECT b.id FROM (
+                     SELECT c.id, row_number() OVER heads_first AS place, sum(coalesce(", payload_bytes!(), ", 0)) OVER heads_first AS bytes
+                       FROM (SELECT id, 0 AS behind, 0 AS head, 0 AS place FROM picked
+                             UNION ALL SELECT id, 1, head, place FROM run) c
+                       JOIN {p}delivery d USING (id) LEFT JOIN {p}outbox o ON o.pk = d.event_pk
+                     WINDOW heads_first AS (
+                         ORDER BY c.behind, c.head, c.place, c.id ROWS UNBOUNDED PRECEDING)) b
+                  WHERE b.place = 1 OR b.bytes <= $9),
+             taken AS (
+                 UPDATE {p}delivery d
+                    SET claim_id = $6, claimed_until = (SELECT ms FROM now) + $7,
+                        claims = d.claims + 1
+                  WHERE d.id = ANY (ARRAY(SELECT id FROM chosen))
+                    AND d.state IN ('ready', 'blocked')
+                    AND (d.claim_id IS NULL OR d.claimed_until < (SELECT ms FROM now))
+                 RETURNING d.id, d.event_pk, d.trigger_name, d.attempts, d.generation, d.claims,
+                           d.trials, d.chain)
+             SELECT ",
+            event_columns!(),
+            ", t.claims, (SELECT ms FROM now) AS now, t.id AS delivery, t.trigger_name,
+               t.attempts, t.generation, t.trials, t.chain, t.event_pk
+             FROM taken t LEFT JOIN {p}outbox o ON o.pk = t.event_pk"
+        )
+    };
+}
+
 impl Postgres {
-    pub(super) async fn insert_events(
-        &self,
-        events: &[NewEvent],
-    ) -> Result<Vec<Recorded>, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
-        let ids: Vec<Uuid> = column(events, |e| e.message_id.unwrap_or_else(Uuid::now_v7));
-        // A key given twice in one batch is the first one's: the conflict
-        // clause sees rows of its own statement too.
-        let rows =
-            query(self.sql.of(concat!(insert_events!(), " RETURNING message_id, created_at")))
-                .bind(&ids)
-                .bind(column(events, |e| &*e.project) as Texts)
-                .bind(column(events, |e| &*e.resource) as Texts)
-                .bind(column(events, |e| &*e.aggregate_id) as Texts)
-                .bind(column(events, |e| &*e.event_name) as Texts)
-                .bind(column(events, |e| i32::try_from(e.schema_version).unwrap_or(i32::MAX)))
-                .bind(column(events, |e| &*e.payload) as Texts)
-                .bind(column(events, |e| e.meta.as_deref()))
-                .bind(column(events, |e| e.dedup_key.as_deref()))
-                .bind(column(events, |e| e.available_at))
-                .fetch_all(&mut *tx)
-                .await
-                .map_err(fault)?;
-        let mut new = HashMap::with_capacity(rows.len());
-        for row in rows {
-            new.insert(get::<Uuid>(&row, 0)?, get::<i64>(&row, 1)?);
-        }
-        let mut recorded = Vec::with_capacity(events.len());
-        for (event, id) in events.iter().zip(ids) {
-            if let Some(created_at) = new.remove(&id) {
-                recorded.push(Recorded::New { message_id: id, created_at });
-                continue;
-            }
-            let row = query(self.sql.of("SELECT message_id, created_at FROM {p}outbox
-                  WHERE (project_id = $1 AND dedup_key = $2 AND dedup_key <> '') OR message_id = $3
-                  ORDER BY pk LIMIT 1"))
-            .bind(&event.project)
-            .bind(event.dedup_key.as_deref().unwrap_or(""))
-            .bind(id)
-            .fetch_one(&mut *tx)
-            .await
-            .map_err(fault)?;
-            let (message_id, created_at) = (get(&row, 0)?, get(&row, 1)?);
-            recorded.push(Recorded::Duplicate { message_id, created_at });
-        }
-        tx.commit().await.map_err(fault)?;
-        Ok(recorded)
-    }
-
-    pub(super) async fn find_work(&self, lanes: &[Lane]) -> Result<Survey, StoreError> {
-        // Two skip scans, one probe for each distinct pair, and one look at
-        // the head of each lane's schedule.
-        let rows = query(self.sql.of("WITH RECURSIVE seam AS (
-                 SELECT l.lane, (SELECT o.project_id FROM {p}outbox o
-                                  WHERE o.lane = l.lane AND o.dispatched_at IS NULL
-                                    AND o.available_at IS NULL
-                                  ORDER BY o.lane, o.project_id LIMIT 1) AS project
-                   FROM unnest($1::smallint[]) AS l(lane)
-                 UNION ALL
-                 SELECT s.lane, (SELECT o.project_id FROM {p}outbox o
-                                  WHERE o.lane = s.lane AND o.project_id > s.project
-                                    AND o.dispatched_at IS NULL AND o.available_at IS NULL
-                                  ORDER BY o.lane, o.project_id LIMIT 1)
-                   FROM seam s WHERE s.project IS NOT NULL
-             ), pair AS (
-                 (SELECT d.project_id AS project, d.trigger_name AS trigger FROM {p}delivery d
-                   WHERE d.state = 'ready' ORDER BY d.project_id, d.trigger_name LIMIT 1)
-                 UNION ALL
-                 SELECT n.project_id, n.trigger_name FROM pair p, LATERAL (
-                     SELECT d.project_id, d.trigger_name FROM {p}delivery d
-                      WHERE d.state = 'ready'
-                        AND (d.project_id, d.trigger_name) > (p.project, p.trigger)
-                      ORDER BY d.project_id, d.trigger_name LIMIT 1) n
-             )
-             SELECT 'seam', lane, project, NULL, NULL::bigint FROM seam WHERE project IS NOT NULL
-             UNION ALL SELECT 'pair', 0, project, trigger, NULL FROM pair
-             UNION ALL
-             SELECT 'now', 0, NULL, NULL, {p}now_ms()
-             UNION ALL
-             SELECT 'due', 0, NULL, NULL, min(h.at)
-               FROM unnest($1::smallint[]) AS l(lane), LATERAL (
-                   SELECT o.available_at AS at FROM {p}outbox o
-                    WHERE o.lane = l.lane AND o.dispatched_at IS NULL
-                      AND o.available_at IS NOT NULL
-                    ORDER BY o.lane, o.available_at LIMIT 1) h"))
-        .bind(lanes)
-        .fetch_all(&self.router)
-        .await
-        .map_err(fault)?;
-        let mut survey = Survey::default();
-        let mut due = None;
-        for row in rows {
-            match get::<&str>(&row, 0)? {
-                "seam" => {
-                    let lane: i32 = get(&row, 1)?;
-                    survey.seams.push((Lane::try_from(lane).unwrap_or(0), get(&row, 2)?));
-                }
-                "pair" => survey.deliveries.push((get(&row, 2)?, get(&row, 3)?)),
-                "now" => survey.now = get(&row, 4)?,
-                _ => due = get(&row, 4)?,
-            }
-        }
-        survey.scheduled_in = due.map(|at: i64| (at - survey.now).max(0));
-        Ok(survey)
-    }
-
-    pub(super) async fn find_newcomers(
-        &self,
-        lanes: &[Lane],
-        known: &[String],
-    ) -> Result<Vec<(Lane, String)>, StoreError> {
-        // One probe for each gap between two known projects in each lane. The
-        // last gap ends where the next lane begins.
-        let rows = query(self.sql.of("SELECT l.lane::int, n.project_id
-               FROM unnest($1::smallint[]) AS l(lane),
-                    unnest(array_prepend('', $2::text[]),
-                           array_append($2::text[], NULL)) AS gap(low, high), LATERAL (
-                 SELECT o.project_id FROM {p}outbox o
-                  WHERE o.dispatched_at IS NULL AND o.available_at IS NULL
-                    AND (o.lane, o.project_id) > (l.lane, gap.low)
-                    AND (o.lane, o.project_id) < (
-                        l.lane + (gap.high IS NULL)::int::smallint, coalesce(gap.high, ''))
-                  ORDER BY o.lane, o.project_id LIMIT 1) n"))
-        .bind(lanes)
-        .bind(known)
-        .fetch_all(&self.router)
-        .await
-        .map_err(fault)?;
-        rows.iter()
-            .map(|row| Ok((Lane::try_from(get::<i32>(row, 0)?).unwrap_or(0), get(row, 1)?)))
-            .collect()
-    }
-
     pub(super) async fn take_events(
         &self,
         host: HostId,
@@ -269,7 +184,7 @@ impl Postgres {
                         AND (o.claim_id IS NULL OR o.claimed_until < (SELECT ms FROM now))
                       ORDER BY o.lane, o.project_id, o.pk LIMIT s.cap) r),
              total AS MATERIALIZED (SELECT coalesce(sum(bytes), 0) <= $8 AS fits FROM picked),
-             some AS MATERIALIZED (
+             parts AS MATERIALIZED (
                  -- One of each seam, then the second of each, as far as they fit.
                  SELECT f.pk FROM (
                      SELECT n.pk, row_number() OVER fair AS place, sum(n.bytes) OVER fair AS bytes
@@ -281,7 +196,7 @@ impl Postgres {
              UPDATE {p}outbox o
                 SET claim_id = $6, claimed_until = (SELECT ms FROM now) + $7, claims = o.claims + 1
               WHERE o.pk = ANY (ARRAY(SELECT pk FROM picked WHERE (SELECT fits FROM total)
-                                      UNION ALL SELECT pk FROM some))
+                                      UNION ALL SELECT pk FROM parts))
                 AND o.dispatched_at IS NULL
                 AND (o.claim_id IS NULL OR o.claimed_until < (SELECT ms FROM now))
              RETURNING ",
@@ -369,78 +284,19 @@ impl Postgres {
         lease: Duration,
     ) -> Result<Claimed<ClaimedDelivery>, StoreError> {
         let id = Uuid::new_v4();
-        let rows = query(self.sql.of(concat!(
-            "WITH now AS MATERIALIZED (SELECT {p}now_ms() AS ms),
-             held AS MATERIALIZED (
-                 SELECT lane FROM {p}lane WHERE holder = $1 AND lane = ANY($2)
-                  ORDER BY lane FOR KEY SHARE),
-             picked AS MATERIALIZED (
-                 SELECT one.id FROM unnest($3::text[], $4::text[], $5::bigint[])
-                        AS t(project, trigger, cap), LATERAL (
-                     SELECT r.id FROM held h, LATERAL (
-                         SELECT d.id, d.due_at FROM {p}delivery d
-                          WHERE d.state = 'ready' AND d.project_id = t.project
-                            AND d.trigger_name = t.trigger AND d.lane = h.lane
-                            AND d.due_at <= (SELECT ms FROM now)
-                            AND (d.claim_id IS NULL OR d.claimed_until < (SELECT ms FROM now))
-                          ORDER BY d.lane, d.due_at, d.id LIMIT t.cap) r
-                      ORDER BY r.due_at, r.id LIMIT t.cap) one),
-             head AS MATERIALIZED (
-                 SELECT d.* FROM {p}delivery d
-                  WHERE d.id = ANY (ARRAY(SELECT id FROM picked))
-                    AND d.chain > 0 AND d.attempts = 0 AND $8 > 0),
-             run AS MATERIALIZED (
-                 SELECT behind.id, h.id AS head, behind.place FROM head h, LATERAL (
-                     SELECT w.id, row_number() OVER line AS place, first_value(w.id) OVER line = h.id AND bool_and(
-                                w.id = h.id OR w.state = 'blocked' AND w.free) OVER line AS follows
-                       FROM (SELECT d.id, d.event_pk, d.state, d.claim_id IS NULL
-                                    OR d.claimed_until < (SELECT ms FROM now) AS free
-                               FROM {p}delivery d
-                              WHERE d.state IN ('ready', 'blocked') AND d.chain > 0
-                                AND (d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain)
-                                  >= (h.project_id, h.resource, h.aggregate_id, h.trigger_name, h.chain)
-                                AND (d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain)
-                                  <= (h.project_id, h.resource, h.aggregate_id, h.trigger_name, h.chain)
-                              ORDER BY d.project_id, d.resource, d.aggregate_id, d.trigger_name,
-                                       d.chain, d.event_pk LIMIT $8 + 1) w
-                     WINDOW line AS (ORDER BY w.event_pk)) behind
-                  WHERE behind.follows AND behind.id <> h.id),
-             chosen AS MATERIALIZED (
-                 SELECT b.id FROM (
-                     SELECT c.id, row_number() OVER heads_first AS place, sum(coalesce(", payload_bytes!(), ", 0)) OVER heads_first AS bytes
-                       FROM (SELECT id, 0 AS behind, 0 AS head, 0 AS place FROM picked
-                             UNION ALL SELECT id, 1, head, place FROM run) c
-                       JOIN {p}delivery d USING (id) LEFT JOIN {p}outbox o ON o.pk = d.event_pk
-                     WINDOW heads_first AS (
-                         ORDER BY c.behind, c.head, c.place, c.id ROWS UNBOUNDED PRECEDING)) b
-                  WHERE b.place = 1 OR b.bytes <= $9),
-             taken AS (
-                 UPDATE {p}delivery d
-                    SET claim_id = $6, claimed_until = (SELECT ms FROM now) + $7,
-                        claims = d.claims + 1
-                  WHERE d.id = ANY (ARRAY(SELECT id FROM chosen))
-                    AND d.state IN ('ready', 'blocked')
-                    AND (d.claim_id IS NULL OR d.claimed_until < (SELECT ms FROM now))
-                 RETURNING d.id, d.event_pk, d.trigger_name, d.attempts, d.generation, d.claims,
-                           d.trials, d.chain)
-             SELECT ",
-            event_columns!(),
-            ", t.claims, (SELECT ms FROM now) AS now, t.id AS delivery, t.trigger_name,
-               t.attempts, t.generation, t.trials, t.chain, t.event_pk
-             FROM taken t LEFT JOIN {p}outbox o ON o.pk = t.event_pk"
-        )))
-        .bind(host.0)
-        .bind(lanes)
-        .bind(column(triggers, |t| &*t.0) as Texts)
-        .bind(column(triggers, |t| &*t.1) as Texts)
-        .bind(column(triggers, |t| i64::from(t.2)))
-        .bind(id)
-        .bind(millis(lease))
-        .bind(i64::from(run))
-        .bind(signed(bytes))
-        .fetch_all(&self.router)
-        .await
-        .map_err(fault)?;
+        let rows = query(self.sql.of(claim_deliveries!()))
+            .bind(host.0)
+            .bind(lanes)
+            .bind(column(triggers, |t| &*t.0) as Texts)
+            .bind(column(triggers, |t| &*t.1) as Texts)
+            .bind(column(triggers, |t| i64::from(t.2)))
+            .bind(id)
+            .bind(millis(lease))
+            .bind(i64::from(run))
+            .bind(signed(bytes))
+            .fetch_all(&self.router)
+            .await
+            .map_err(fault)?;
         let mut claimed = Claimed {
             rows: Vec::with_capacity(rows.len()),
             now: 0,

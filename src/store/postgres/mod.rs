@@ -22,10 +22,12 @@ mod control;
 mod inspect;
 mod lanes;
 mod plugins;
+mod record;
 mod redrive;
 mod replay;
 mod settle;
 mod state;
+mod survey;
 mod traits;
 mod wake;
 

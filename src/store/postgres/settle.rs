@@ -8,8 +8,9 @@ use uuid::Uuid;
 
 use super::{
     Postgres, Texts,
-    claims::{Parts, get, insert_events},
+    claims::{Parts, get},
     column, fault,
+    record::insert_events,
 };
 use crate::{
     model::{

@@ -101,9 +101,9 @@ pub(super) async fn a_dead_spill_blocks_nothing(bench: &Bench) {
 pub(super) async fn a_delivery_that_ends_well_releases_the_next(bench: &Bench) {
     bench.hold().await;
     let first = bench.spilled("a", failed()).await;
-    let later = Spill { after_ms: 60_000, ..blocked() };
-    let second = bench.spilled("a", later).await;
-    let third = bench.spilled("a", blocked()).await;
+    let second = bench.spilled("a", blocked()).await;
+    let later = Spill { after_ms: 60_000, ..failed() };
+    let third = bench.spilled("a", later).await;
     let due = bench.deliver().await.pop().expect("the first");
     assert_eq!((due.attempts, due.claims, due.generation, &*due.trigger), (1, 1, 0, MAIL));
     bench.write(ended(due, well()).state(set("k", "v"))).await;
@@ -113,6 +113,9 @@ pub(super) async fn a_delivery_that_ends_well_releases_the_next(bench: &Bench) {
     let [due] = bench.deliver().await.try_into().expect("the second, at once");
     assert_eq!(due.event.message_id, second.message_id);
     assert_eq!(bench.delivery(third.message_id).await.state, DeliveryState::Blocked);
+    bench.write(ended(due, well())).await;
+    assert_eq!(bench.delivery(third.message_id).await.state, DeliveryState::Ready);
+    assert!(bench.deliver().await.is_empty(), "it is released, and waits for its time");
 }
 
 pub(super) async fn a_dead_letter_releases_the_next(bench: &Bench) {
