@@ -209,7 +209,7 @@ impl Poller {
         };
         let number = self.host.ledger().claim_begins();
         let began = Instant::now();
-        let limit = u32::try_from(room).unwrap_or(u32::MAX).min(self.host.settings.batch);
+        let limit = u32::try_from(room.min(self.most())).unwrap_or(u32::MAX);
         let lease = self.host.settings.lease;
         let (id, held) = (self.host.id(), self.host.lanes().clone());
         let bytes = self.bytes();
@@ -286,7 +286,8 @@ impl Poller {
 
     async fn take_deliveries(&mut self, lanes: &[Lane], room: usize) -> Result<usize, StoreError> {
         let rules = self.host.rules.load_full();
-        let share = u32::try_from(room).unwrap_or(u32::MAX).min(self.host.settings.batch);
+        let room = room.min(self.most());
+        let share = u32::try_from(room).unwrap_or(u32::MAX);
         let wants: Vec<(String, String, u32)> = self
             .host
             .agenda()
@@ -382,12 +383,17 @@ impl Poller {
     fn seams(&mut self, lanes: &[Lane], room: usize, sweep: bool) -> Vec<Seam> {
         let rules = self.host.rules.load_full();
         self.demand.forget_old(|project| rules.serves(project));
-        let batch = room.min(self.host.settings.batch as usize);
+        let batch = room.min(self.most());
         let ledger = self.host.ledger();
         let capacity = self.host.capacity();
         let room = |project: &str| ledger.room_of(project, capacity);
         let mark = |lane, project: &str| if sweep { 0 } else { ledger.mark(lane, project) };
         self.demand.seams(lanes, batch, room, mark)
+    }
+
+    /// Rows that one more claim may bring.
+    fn most(&self) -> usize {
+        self.host.store.strides().claim.min(self.host.settings.batch as usize)
     }
 
     /// Payloads that one more claim may bring.

@@ -61,8 +61,9 @@ impl Settler {
     async fn drain(&mut self) {
         loop {
             let ((group, projects), released) = {
+                let most = self.host.store.strides().settle.min(GROUP);
                 let mut ledger = self.host.ledger();
-                (ledger.collect(GROUP), ledger.released())
+                (ledger.collect(most), ledger.released())
             };
             if !released.is_empty() {
                 let claims: Vec<_> = released.iter().map(|release| &*release.claim).collect();

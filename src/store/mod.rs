@@ -361,6 +361,15 @@ pub enum Settled {
     },
 }
 
+/// How many rows the router's transactions had best have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Strides {
+    /// Rows of one claim.
+    pub claim: usize,
+    /// Rows of one settle.
+    pub settle: usize,
+}
+
 /// Rows that wait for this host, and what comes of them.
 #[async_trait]
 pub trait Queue: Send + Sync + 'static {
@@ -379,6 +388,12 @@ pub trait Queue: Send + Sync + 'static {
 
     /// How many lanes there are.
     fn lanes(&self) -> Lane;
+
+    /// How many rows one claim and one settle had best have, where others wait
+    /// for them.
+    fn strides(&self) -> Strides {
+        Strides { claim: usize::MAX, settle: usize::MAX }
+    }
 
     /// Takes free lanes and those whose lease has ended, up to `want`, for
     /// `lease`, and clears every claim in them: whoever held them can settle

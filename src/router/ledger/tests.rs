@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use async_trait::async_trait;
 use fastrand::Rng;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use super::*;
 use crate::{
@@ -19,8 +20,8 @@ use crate::{
     },
     router::{ending::Summary, rules::Rules},
     store::{
-        Claimed, ControlVersion, Definitions, End, HostId, Options, Project, Seam, Settled, Store,
-        connect,
+        Claimed, ControlVersion, Definitions, End, HostId, Options, Project, Seam, Settled,
+        Settlement, Store, connect,
     },
     targets::{Report, Request, Target, Targets},
 };

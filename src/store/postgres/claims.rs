@@ -26,11 +26,11 @@ macro_rules! event_columns {
 }
 pub(super) use event_columns;
 
-/// What a payload takes when it is read, of an outbox called `o`. Small ones are
-/// stored as they are; others may be compressed.
+/// What a payload takes when it is read, of an outbox called `o`, however
+/// well it is compressed.
 macro_rules! payload_bytes {
     () => {
-        "CASE WHEN pg_column_size(o.payload_json) < 1900 THEN pg_column_size(o.payload_json)
+        "CASE WHEN pg_column_compression(o.payload_json) IS NULL THEN pg_column_size(o.payload_json)
               ELSE octet_length(o.payload_json::text) END"
     };
 }

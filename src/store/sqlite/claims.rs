@@ -1,6 +1,9 @@
 //! Claiming events and deliveries, and giving claims back.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
 
 use sqlx::{SqliteConnection, query, sqlite::SqliteRow};
 use uuid::Uuid;
@@ -56,6 +59,7 @@ impl Sqlite {
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
         let mut tx = self.writer.begin().await?;
+        let began = Instant::now();
         let (now, held) = self.fence(&mut tx, host).await?;
         let mut picked = Picked::within(bytes);
         let mut found = Vec::with_capacity(seams.len());
@@ -89,7 +93,7 @@ impl Sqlite {
                 break;
             }
         }
-        self.claim_rows(tx, &picked, now, lease).await
+        self.claim_rows(tx, began, &picked, now, lease).await
     }
 
     pub(super) async fn take_scheduled(
@@ -102,6 +106,7 @@ impl Sqlite {
         lease: Duration,
     ) -> Result<Claimed<ClaimedEvent>, StoreError> {
         let mut tx = self.writer.begin().await?;
+        let began = Instant::now();
         let (now, held) = self.fence(&mut tx, host).await?;
         let mut picked = Picked::within(bytes);
         if held && lanes.contains(&LANE) {
@@ -125,7 +130,7 @@ impl Sqlite {
                 }
             }
         }
-        self.claim_rows(tx, &picked, now, lease).await
+        self.claim_rows(tx, began, &picked, now, lease).await
     }
 
     /// The time, and whether this host holds the lane.
@@ -150,6 +155,7 @@ impl Sqlite {
     async fn claim_rows(
         &self,
         mut tx: Tx,
+        began: Instant,
         picked: &Picked,
         now: UnixMillis,
         lease: Duration,
@@ -178,6 +184,7 @@ impl Sqlite {
         events.sort_by_key(|(event, _)| event.pk);
         let mut open = self.open_triggers(&mut tx, events.iter().map(|(event, _)| event)).await?;
         tx.commit().await?;
+        self.claims.took(events.len(), began.elapsed());
         let rows = events
             .into_iter()
             .enumerate()
@@ -189,7 +196,7 @@ impl Sqlite {
                 event,
             })
             .collect();
-        Ok(Claimed { rows, now, horizon: Horizon::default(), cut: false })
+        Ok(Claimed { rows, now, horizon: Horizon::default(), cut: picked.cut })
     }
 
     pub(super) async fn take_deliveries(
@@ -202,6 +209,7 @@ impl Sqlite {
         lease: Duration,
     ) -> Result<Claimed<ClaimedDelivery>, StoreError> {
         let mut tx = self.writer.begin().await?;
+        let began = Instant::now();
         let (now, held) = self.fence(&mut tx, host).await?;
         let mut picked = Picked::within(bytes);
         let held = held && lanes.contains(&LANE);
@@ -283,6 +291,7 @@ impl Sqlite {
         }
         self.bury_orphans(&mut tx, now, &orphans).await?;
         tx.commit().await?;
+        self.claims.took(claimed.rows.len(), began.elapsed());
         claimed.rows.sort_by_key(|d| (d.event.pk, d.generation));
         Ok(claimed)
     }

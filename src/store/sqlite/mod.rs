@@ -21,6 +21,7 @@ use uuid::Uuid;
 
 use self::{
     lock::HostLock,
+    stride::Stride,
     wake::{Wake, Watch},
     writer::Writer,
 };
@@ -46,6 +47,7 @@ mod replay;
 mod settle;
 mod state;
 mod status;
+mod stride;
 mod sweep;
 mod traits;
 mod wake;
@@ -63,6 +65,9 @@ pub struct Sqlite {
     lock: Option<HostLock>,
     /// Up to which pk the last sweep got.
     swept: AtomicI64,
+    /// What claims and settles cost.
+    claims: Stride,
+    settles: Stride,
 }
 
 /// The one lane: one host holds a file, so there is nothing to share out.
@@ -126,6 +131,8 @@ impl Sqlite {
             wake,
             lock: None,
             swept: AtomicI64::new(0),
+            claims: Stride::default(),
+            settles: Stride::default(),
         })
     }
 
@@ -180,6 +187,8 @@ impl Sqlite {
             wake: Wake::new(Some(Watch::new(watch, beside(&path, "-wal")))),
             lock: Some(HostLock::new(beside(&path, ".host-lock"))),
             swept: AtomicI64::new(0),
+            claims: Stride::default(),
+            settles: Stride::default(),
         })
     }
 

@@ -1,7 +1,10 @@
 //! Writing results: the rows that are still held, and the effects of those
 //! alone, in one transaction.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
 
 use sqlx::{SqliteConnection, query};
 
@@ -36,14 +39,16 @@ impl Sqlite {
         }
         let work = async {
             let mut tx = self.writer.begin().await?;
+            let began = Instant::now();
             let written = self.write_rows(&mut tx, group).await?;
-            Ok((tx, written))
+            Ok((tx, began, written))
         };
         // The commit itself is not cut off: nobody would know what came of it.
-        let (tx, (verdicts, ring)) = tokio::time::timeout(within, work)
+        let (tx, began, (verdicts, ring)) = tokio::time::timeout(within, work)
             .await
             .unwrap_or_else(|late| Err(StoreError::Busy(late.into())))?;
         tx.commit().await?;
+        self.settles.took(group.len(), began.elapsed());
         if ring {
             self.wake.ring();
         }

@@ -19,7 +19,8 @@ use crate::{
         ControlVersion, DeadLetterFilter, Definitions, DeliveryFilter, DeliveryRow, Destination,
         EventFilter, EventRow, Held, HostId, HostInfo, Inspect, KeyRow, Operation, OperationKind,
         Page, PageRequest, Project, Queue, Recorded, ReplayBatch, ReplayFilter, Replayed, Requeued,
-        Seam, Settled, Settlement, StateEntry, Status, StoreError, Survey, Trace, TriggerGone,
+        Seam, Settled, Settlement, StateEntry, Status, StoreError, Strides, Survey, Trace,
+        TriggerGone,
     },
 };
 
@@ -30,6 +31,10 @@ impl Queue for Sqlite {
     }
     fn join(&self) -> Result<(), StoreError> {
         self.hold_file()
+    }
+
+    fn strides(&self) -> Strides {
+        Strides { claim: self.claims.rows(), settle: self.settles.rows() }
     }
 
     fn lanes(&self) -> Lane {

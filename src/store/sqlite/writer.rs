@@ -2,7 +2,10 @@
 
 use std::{
     ops::{Deref, DerefMut},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -35,6 +38,8 @@ pub(super) struct Writer {
     /// Commits that are on the disk when they return: what somebody was told.
     firm: SqlitePool,
     pace: Arc<Mutex<Pace>>,
+    /// People and programs who wait for their turn: the router lets them pass.
+    urgent: AtomicUsize,
     patience: Duration,
     /// Whether other processes may want the lock.
     shared: bool,
@@ -68,25 +73,42 @@ impl Writer {
         shared: bool,
     ) -> Self {
         let pace = Pace { owed: Duration::ZERO, since: Instant::now() };
-        Self { lazy, firm, pace: Arc::new(Mutex::new(pace)), patience, shared }
+        let (pace, urgent) = (Arc::new(Mutex::new(pace)), AtomicUsize::new(0));
+        Self { lazy, firm, pace, urgent, patience, shared }
     }
 
     /// Begins a transaction that may be lost at a power cut: the router's own.
     pub(super) async fn begin(&self) -> Result<Tx, StoreError> {
-        self.begin_on(&self.lazy).await
+        let mut pace = self.turn().await?;
+        if self.urgent.load(Ordering::Relaxed) > 0 {
+            // Once: whoever waits is before us in the line now.
+            drop(pace);
+            pace = self.turn().await?;
+        }
+        self.begin_on(&self.lazy, pace).await
     }
 
     /// Begins a transaction whose commit is on the disk when it returns.
     ///
     /// It rests like the others: applications don't care who holds the lock.
     pub(super) async fn begin_firm(&self) -> Result<Tx, StoreError> {
-        self.begin_on(&self.firm).await
+        let waits = Waits::of(&self.urgent);
+        let pace = self.turn().await?;
+        drop(waits);
+        self.begin_on(&self.firm, pace).await
     }
 
-    async fn begin_on(&self, pool: &SqlitePool) -> Result<Tx, StoreError> {
-        let mut pace = timeout(self.patience, Arc::clone(&self.pace).lock_owned())
+    async fn turn(&self) -> Result<OwnedMutexGuard<Pace>, StoreError> {
+        timeout(self.patience, Arc::clone(&self.pace).lock_owned())
             .await
-            .map_err(|late| StoreError::Busy(late.into()))?;
+            .map_err(|late| StoreError::Busy(late.into()))
+    }
+
+    async fn begin_on(
+        &self,
+        pool: &SqlitePool,
+        mut pace: OwnedMutexGuard<Pace>,
+    ) -> Result<Tx, StoreError> {
         pace.credit();
         if self.shared && pace.owed >= SHORTEST_REST {
             sleep(pace.owed).await;
@@ -96,6 +118,22 @@ impl Writer {
         // where another one wrote in between, whatever the time-out.
         let inner = pool.begin_with("BEGIN IMMEDIATE").await.map_err(fault)?;
         Ok(Tx { inner, turn: Turn { pace, began: Instant::now() } })
+    }
+}
+
+/// Counts itself while it lives.
+struct Waits<'a>(&'a AtomicUsize);
+
+impl<'a> Waits<'a> {
+    fn of(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -227,6 +227,72 @@ pub(super) async fn a_death_alone_is_a_trial_of_the_event(bench: &Bench) {
     assert_eq!(again.iter().map(|e| (e.claims, e.trials)).collect::<Vec<_>>(), [(2, 0), (2, 1)]);
 }
 
+pub(super) async fn claims_are_bounded_by_bytes(bench: &Bench) {
+    bench.hold().await;
+    let large = |aggregate: &str, due| NewEvent {
+        payload: format!("\"{}\"", "x".repeat(100_000)),
+        available_at: due,
+        ..order(aggregate)
+    };
+    bench.record(&(0..6).map(|_| large("a", None)).collect::<Vec<_>>()).await;
+    let claim = async |bytes| {
+        let seams = bench.seams(0, 9).await;
+        let claimed = bench.store.claim_events(bench.host, &seams, bytes, LONG).await;
+        let claimed = claimed.expect("claims");
+        assert!(claimed.rows.iter().map(|row| row.event.pk).is_sorted());
+        (claimed.rows, claimed.cut)
+    };
+    let (mut rows, cut) = claim(1).await;
+    assert_eq!((rows.len(), cut), (1, true), "one comes anyway");
+    let (more, cut) = claim(250_000).await;
+    assert_eq!((more.len(), cut), (2, true));
+    assert!(more[0].event.pk > rows[0].event.pk, "the first ones");
+    rows.extend(more);
+    let (more, cut) = claim(1_000_000).await;
+    assert_eq!((more.len(), cut), (3, false));
+    rows.extend(more);
+    let spill = |event| done(event).spill(Spill { ordered: false, ..failed() });
+    let group = rows.into_iter().map(spill).collect();
+    assert_eq!(bench.settle(group).await.len(), 6);
+    let triggers = [(SHOP.to_owned(), MAIL.to_owned(), 9)];
+    let deliver = async |bytes| {
+        let lanes = bench.lanes();
+        let claimed =
+            bench.store.claim_deliveries(bench.host, &lanes, &triggers, 0, bytes, LONG).await;
+        claimed.expect("claims").rows.len()
+    };
+    assert_eq!((deliver(1).await, deliver(250_000).await, deliver(1_000_000).await), (1, 2, 3));
+    bench.record(&(0..6).map(|_| large("a", Some(1))).collect::<Vec<_>>()).await;
+    let scheduled = async |bytes| {
+        let (lanes, projects) = (bench.lanes(), [SHOP.to_owned()]);
+        let claimed =
+            bench.store.claim_scheduled(bench.host, &lanes, &projects, 9, bytes, LONG).await;
+        claimed.expect("claims").rows.len()
+    };
+    assert_eq!(
+        (scheduled(1).await, scheduled(250_000).await, scheduled(1_000_000).await),
+        (1, 2, 3)
+    );
+}
+
+pub(super) async fn newcomers_are_found_between_known_projects(bench: &Bench) {
+    bench.hold().await;
+    let of = |project: &str| NewEvent { project: project.into(), ..order("a") };
+    bench.record(&["b", "d", "d", "f"].map(of)).await;
+    let find = async |known: &[&str]| {
+        let known: Vec<String> = known.iter().map(|name| (*name).to_owned()).collect();
+        let found = bench.store.newcomers(&bench.lanes(), &known).await.expect("looks");
+        found.into_iter().map(|(_, project)| project).collect::<BTreeSet<_>>()
+    };
+    let set = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<BTreeSet<_>>();
+    assert!(find(&[]).await.is_subset(&set(&["b", "d", "f"])) && !find(&[]).await.is_empty());
+    assert_eq!(find(&["d"]).await, set(&["b", "f"]));
+    assert_eq!(find(&["a", "c", "e", "g"]).await, set(&["b", "d", "f"]));
+    assert_eq!(find(&["b", "d", "f"]).await, set(&[]));
+    bench.claim().await;
+    assert_eq!(find(&["b", "d"]).await, set(&["f"]), "what is claimed counts");
+}
+
 pub(super) async fn renewed_claims_hold(bench: &Bench) {
     bench.hold().await;
     bench.record(&[order("a"), order("b")]).await;

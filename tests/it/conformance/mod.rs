@@ -54,6 +54,8 @@ macro_rules! behaviours_on {
                 a_claim_that_ran_out_is_claimed_again
                 taking_lanes_voids_claims
                 a_death_alone_is_a_trial
+                claims_are_bounded_by_bytes
+                newcomers_are_found_between_known_projects
                 a_death_alone_is_a_trial_of_the_event
                 renewed_claims_hold
                 released_claims_were_never_made
