@@ -215,8 +215,9 @@ pub struct RetryPolicy {
     pub max: Span,
     /// Share of the wait that is random, 0 to 1.
     pub jitter: f64,
-    /// Calls that fail in a row on one host, for three events or more, after
-    /// which the trigger pauses itself; 0 is never.
+    /// Once so many calls have failed in a row on one host, for three events or
+    /// more, the trigger pauses itself where a dead letter would come next; 0 is
+    /// never.
     pub pause_after: u32,
 }
 

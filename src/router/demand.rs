@@ -16,6 +16,9 @@ const MEMORY: Duration = Duration::from_mins(1);
 /// Seams in one claim at the most.
 const MAX_SEAMS: usize = 512;
 
+/// Deliveries that are claimed behind the first of their key.
+const RUN: u32 = 50;
+
 /// Rows asked of a seam that had none the last time.
 const PROBE: u32 = 16;
 
@@ -140,6 +143,31 @@ impl Demand {
     }
 }
 
+/// Which deliveries to claim: of each pair of project and trigger as many as it
+/// has `free` places for, all of a project no more than it has room for; and
+/// how many behind each, of the room that is left.
+pub(super) fn deliveries(
+    pairs: Vec<(String, String)>,
+    room: usize,
+    room_of: impl Fn(&str) -> usize,
+    free: impl Fn(&str, &str) -> u32,
+) -> (Vec<(String, String, u32)>, u32) {
+    let room = |project: &str| u32::try_from(room.min(room_of(project))).unwrap_or(u32::MAX);
+    // Rooms of the projects, and how many heads each wants.
+    let mut projects: HashMap<String, (u32, u32)> = HashMap::new();
+    let mut wants = Vec::new();
+    for (project, trigger) in pairs {
+        let (room, heads) = projects.entry(project.clone()).or_insert_with(|| (room(&project), 0));
+        let want = free(&project, &trigger).min(*room - *heads);
+        if want > 0 {
+            *heads += want;
+            wants.push((project, trigger, want));
+        }
+    }
+    let behind = |(room, heads): &(u32, u32)| (room - heads).checked_div(*heads);
+    (wants, projects.values().filter_map(behind).min().unwrap_or(0).min(RUN))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,6 +193,20 @@ mod tests {
         let expected = [("big", 490), ("huge", 490), ("small", 20)];
         let expected = expected.map(|(name, limit)| (name.to_owned(), limit));
         assert_eq!(limits(&demand, 1000, |_| 10_000), expected);
+    }
+
+    #[test]
+    fn deliveries_keep_to_their_project_s_room() {
+        let pairs = [("p", "a"), ("p", "b"), ("q", "a"), ("full", "a"), ("p", "paused")];
+        let pairs = pairs.map(|(p, t)| (p.to_owned(), t.to_owned())).to_vec();
+        let room = |project: &str| if project == "full" { 0 } else { 90 };
+        let free = |_: &str, trigger: &str| if trigger == "paused" { 0 } else { 32 };
+        let (wants, run) = deliveries(pairs.clone(), 500, room, free);
+        let wants: Vec<_> = wants.iter().map(|(p, t, n)| (&**p, &**t, *n)).collect();
+        assert_eq!(wants, [("p", "a", 32), ("p", "b", 32), ("q", "a", 32)]);
+        assert_eq!(run, 0, "26 places are left for the runs of 64");
+        let (wants, run) = deliveries(pairs, 500, |_| 1000, |_, _| 2);
+        assert_eq!((wants.len(), run), (5, 50));
     }
 
     #[test]

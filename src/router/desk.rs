@@ -24,6 +24,8 @@ pub(super) struct Desk {
     /// Distinct for each trigger of this process.
     pub(super) id: u64,
     room: Mutex<Room>,
+    /// Calls that its project may make at once.
+    pub(super) share: Arc<Semaphore>,
     /// Turns of calls, where the trigger has a rate.
     turns: Limiter,
     /// Lines of deliveries held for it, waiting or running.
@@ -46,7 +48,7 @@ struct Room {
 }
 
 impl Desk {
-    pub(super) fn new(metrics: Arc<TriggerMetrics>) -> Self {
+    pub(super) fn new(metrics: Arc<TriggerMetrics>, share: Arc<Semaphore>) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(1);
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
@@ -55,6 +57,7 @@ impl Desk {
                 permits: Arc::new(Semaphore::new(0)),
                 rate: None,
             }),
+            share,
             turns: Limiter::default(),
             deliveries: AtomicU32::new(0),
             pending: Pending::default(),
@@ -172,16 +175,21 @@ impl Streak {
         }
     }
 
-    /// A call for this event failed. Answers whether that makes a streak of
-    /// `limit` calls or more; 0 is none.
-    pub(super) fn failed(&self, event: Uuid, limit: u32) -> bool {
-        let length = self.length.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+    /// A call for this event failed.
+    pub(super) fn failed(&self, event: Uuid) {
+        self.length.fetch_add(1, Ordering::Relaxed);
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         if events.len() < WITNESSES && !events.contains(&event) {
             events.push(event);
         }
+    }
+
+    /// Whether it has `limit` calls or more; 0 is no limit.
+    pub(super) fn reaches(&self, limit: u32) -> bool {
         let witnesses = WITNESSES.min(limit as usize);
-        limit > 0 && length >= limit && events.len() >= witnesses
+        limit > 0
+            && self.length() >= limit
+            && self.events.lock().unwrap_or_else(PoisonError::into_inner).len() >= witnesses
     }
 
     /// Calls in it.
@@ -198,15 +206,15 @@ mod tests {
     fn a_streak_needs_calls_and_events() {
         let streak = Streak::default();
         let events: Vec<Uuid> = (0..10).map(|_| Uuid::new_v4()).collect();
-        assert!((0..100).all(|_| !streak.failed(events[0], 5)), "one event alone");
-        assert!(!streak.failed(events[1], 5));
-        assert!(streak.failed(events[2], 5));
+        (0..100).for_each(|_| streak.failed(events[0]));
+        assert!(!streak.reaches(5), "one event alone");
+        streak.failed(events[1]);
+        assert!(!streak.reaches(5));
+        streak.failed(events[2]);
+        assert!(streak.reaches(5) && !streak.reaches(0) && !streak.reaches(103));
         streak.over();
-        assert!(events[..4].iter().all(|event| !streak.failed(*event, 5)));
-        assert!(streak.failed(events[4], 5));
-        streak.over();
-        assert!(streak.failed(events[0], 1), "a limit of one");
-        streak.over();
-        assert!(events.iter().all(|event| !streak.failed(*event, 0)), "no limit");
+        assert!(!streak.reaches(1));
+        streak.failed(events[0]);
+        assert!(streak.reaches(1) && !streak.reaches(2));
     }
 }

@@ -21,6 +21,7 @@ use crate::{
     model::{
         attempt::Attempt,
         outcome::{Outcome, classify},
+        retry::backoff_ms,
     },
     store::{Claim, Held, SpillCause},
     targets::{Report, Request},
@@ -187,6 +188,7 @@ impl Host {
                 None
             };
             // Closed only when the host is gone.
+            let Ok(_share) = job.rule.desk.share.acquire().await else { return Ending::Released };
             let Ok(_slot) = self.calls.acquire().await else { return Ending::Released };
             let _company = self.alone.company().await;
             if self.ledger().is_closed() {
@@ -250,7 +252,16 @@ impl Host {
     fn ending(self: &Arc<Self>, job: &Job, report: Report, started_at: i64) -> Ending {
         let rule = &job.rule;
         let number = number(job);
-        let outcome = classify(report.result, number, &rule.trigger.spec.retry, fastrand::f64());
+        let retry = &rule.trigger.spec.retry;
+        let outcome = classify(report.result, number, retry, fastrand::f64());
+        // Kept from being a dead letter, it is as if this attempt had not been.
+        let (outcome, kept) = match outcome {
+            Outcome::Dead { why } if self.pauses(job, &why) => {
+                let after_ms = backoff_ms(retry, number, fastrand::f64());
+                (Outcome::Retry { after_ms, why }, true)
+            }
+            other => (other, false),
+        };
         let summary = Summary {
             attempt: number,
             digest: report.digest.clone(),
@@ -265,9 +276,11 @@ impl Host {
             Outcome::Retry { .. } | Outcome::Dead { .. } => true,
             Outcome::Released => false,
         };
-        match &failure {
-            Some(why) if why.kind.burns_attempt() => self.failed(job, why),
-            None if matches!(outcome, Outcome::Done(_)) => rule.desk.streak.over(),
+        match &outcome {
+            Outcome::Done(_) => rule.desk.streak.over(),
+            Outcome::Retry { why, .. } if why.kind.burns_attempt() => {
+                rule.desk.streak.failed(job.event.message_id);
+            }
             _ => {}
         }
         let name = failure.as_ref().map_or("done", |why| why.kind.as_str());
@@ -297,7 +310,7 @@ impl Host {
             Outcome::Done(effects) => Ending::Done { effects, attempt, summary },
             Outcome::Retry { after_ms, why } => {
                 self.metrics.retried(why.kind.as_str());
-                let attempts = burnt(why.kind.burns_attempt());
+                let attempts = burnt(why.kind.burns_attempt() && !kept);
                 Ending::Failed {
                     failure: why,
                     attempts,

@@ -217,7 +217,13 @@ impl Host {
         }
         let definitions = self.store.definitions().await?;
         let before = self.rules.load_full();
-        let rules = Rules::new(definitions, &before, &*self.targets, &self.metrics);
+        let rules = Rules::new(
+            definitions,
+            &before,
+            &*self.targets,
+            &self.metrics,
+            self.settings.concurrency,
+        );
         for rule in rules.all() {
             let known = before.rule(&rule.trigger.project, &rule.trigger.name);
             if known.is_none_or(|known| !Arc::ptr_eq(known, rule)) && !rule.paused() {

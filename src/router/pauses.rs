@@ -1,5 +1,5 @@
-//! Triggers that keep failing pause themselves: their backlog is kept, where it
-//! would become dead letters one after another.
+//! Triggers that keep failing pause themselves, before their backlog becomes
+//! dead letters one after another.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,16 +15,23 @@ const QUOTE: usize = 300;
 const REST: Duration = Duration::from_secs(1);
 
 impl Host {
-    /// Takes note of a call that failed; the trigger pauses itself if it has
-    /// failed too often in a row.
-    pub(super) fn failed(self: &Arc<Self>, job: &Job, why: &Failure) {
+    /// A call's failure would make a dead letter. If its trigger has failed too
+    /// often in a row, that pauses it instead: answers whether it does.
+    pub(super) fn pauses(self: &Arc<Self>, job: &Job, why: &Failure) -> bool {
         let rule = &job.rule;
-        let limit = rule.trigger.spec.retry.pause_after;
-        if !rule.desk.streak.failed(job.event.message_id, limit) || !rule.desk.set_paused(true) {
-            return;
+        let desk = &rule.desk;
+        if !why.kind.burns_attempt() {
+            return false;
+        }
+        if !desk.streak.reaches(rule.trigger.spec.retry.pause_after) {
+            desk.streak.failed(job.event.message_id);
+            return false;
+        }
+        if !desk.set_paused(true) {
+            return true;
         }
         let (project, trigger) = (&rule.trigger.project, rule.name());
-        let calls = rule.desk.streak.length();
+        let calls = desk.streak.length();
         tracing::warn!(
             project,
             trigger,
@@ -40,6 +47,7 @@ impl Host {
         );
         let (host, rule) = (Arc::clone(self), Arc::clone(rule));
         self.tasks.spawn(async move { host.pause(&rule, &reason).await });
+        true
     }
 
     /// Pauses a trigger for all hosts, unless somebody has changed it since.

@@ -9,7 +9,7 @@ use std::{
 use tokio::{select, time::sleep};
 
 use super::{
-    demand::Demand,
+    demand::{self, Demand},
     host::{Holding, Host},
     lease::{Lease, Tenure},
     ledger::Terms,
@@ -25,9 +25,6 @@ const SHORTEST_NAP: Duration = Duration::from_millis(5);
 /// How often claims ignore the low-water marks, for events that were committed
 /// late, and look around for work elsewhere.
 const SWEEP: Duration = Duration::from_secs(1);
-
-/// Deliveries that are claimed behind the first of their key.
-const RUN: u32 = 50;
 
 /// How often at the most to look for projects that had nothing, while others
 /// keep the host busy; and the share of the time that looking may take.
@@ -286,28 +283,24 @@ impl Poller {
 
     async fn take_deliveries(&mut self, lanes: &[Lane], room: usize) -> Result<usize, StoreError> {
         let rules = self.host.rules.load_full();
-        let room = room.min(self.most());
-        let share = u32::try_from(room).unwrap_or(u32::MAX);
-        let wants: Vec<(String, String, u32)> = self
-            .host
-            .agenda()
-            .pairs
-            .iter()
-            .filter(|(project, _)| rules.serves(project) && self.host.settings.takes(project))
-            .filter_map(|(project, trigger)| {
-                let rule = rules.rule(project, trigger).filter(|rule| !rule.paused())?;
-                let free = rule.desk.free().min(share);
-                (free > 0).then(|| (project.clone(), trigger.clone(), free))
-            })
-            .collect();
+        let mut pairs: Vec<_> = self.host.agenda().pairs.iter().cloned().collect();
+        pairs.retain(|(project, _)| rules.serves(project) && self.host.settings.takes(project));
+        let free = |project: &str, trigger: &str| {
+            rules
+                .rule(project, trigger)
+                .filter(|rule| !rule.paused())
+                .map_or(0, |rule| rule.desk.free())
+        };
+        let (wants, run) = {
+            let ledger = self.host.ledger();
+            let room_of = |project: &str| ledger.room_of(project, self.host.capacity());
+            demand::deliveries(pairs, room.min(self.most()), room_of, free)
+        };
         if wants.is_empty() {
             return Ok(0);
         }
         let began = Instant::now();
         let lease = self.host.settings.lease;
-        let heads: u32 = wants.iter().map(|(_, _, free)| free).sum();
-        let room = u32::try_from(room).unwrap_or(u32::MAX);
-        let run = (room.saturating_sub(heads) / heads).min(RUN);
         let (id, held) = (self.host.id(), self.host.lanes().clone());
         let bytes = self.bytes();
         let claimed = self.host.store.claim_deliveries(id, lanes, &wants, run, bytes, lease).await;

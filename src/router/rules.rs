@@ -6,6 +6,8 @@ use std::{
     sync::Arc,
 };
 
+use tokio::sync::Semaphore;
+
 use super::{
     desk::Desk,
     matcher::{When, fits},
@@ -65,10 +67,18 @@ pub(super) struct Rules {
     beyond: Vec<(String, String)>,
 }
 
-#[derive(Default)]
 struct Project {
     enabled: bool,
+    /// Calls that it may make at once, all its triggers together.
+    share: Arc<Semaphore>,
     rules: BTreeMap<String, Arc<Rule>>,
+}
+
+impl Project {
+    /// Three of four calls: there is room for others whatever one project does.
+    fn share(calls: usize) -> Arc<Semaphore> {
+        Arc::new(Semaphore::new((calls - calls / 4).max(1)))
+    }
 }
 
 impl Rules {
@@ -78,11 +88,16 @@ impl Rules {
         before: &Self,
         targets: &dyn Targets,
         metrics: &Metrics,
+        calls: usize,
     ) -> Self {
         let mut projects: HashMap<String, Project> = definitions
             .projects
             .into_iter()
-            .map(|p| (p.name, Project { enabled: p.enabled, rules: BTreeMap::new() }))
+            .map(|p| {
+                let known = before.projects.get(&p.name).map(|known| Arc::clone(&known.share));
+                let share = known.unwrap_or_else(|| Project::share(calls));
+                (p.name, Project { enabled: p.enabled, share, rules: BTreeMap::new() })
+            })
             .collect();
         let active: HashMap<(&str, &str), &str> =
             definitions.active.iter().map(|(p, n, d)| ((&**p, &**n), &**d)).collect();
@@ -95,7 +110,13 @@ impl Rules {
             });
             let rule = same.cloned().unwrap_or_else(|| {
                 let desk = old.map_or_else(
-                    || Arc::new(Desk::new(metrics.for_trigger(&trigger.project, &trigger.name))),
+                    || {
+                        let metrics = metrics.for_trigger(&trigger.project, &trigger.name);
+                        let project = projects.get(&trigger.project);
+                        let share = project.map(|project| Arc::clone(&project.share));
+                        let share = share.unwrap_or_else(|| Project::share(calls));
+                        Arc::new(Desk::new(metrics, share))
+                    },
                     |old| Arc::clone(&old.desk),
                 );
                 desk.revise(&trigger);
@@ -107,7 +128,10 @@ impl Rules {
                     trigger,
                 })
             });
-            let project = projects.entry(rule.trigger.project.clone()).or_default();
+            let project = projects.entry(rule.trigger.project.clone()).or_insert_with(|| {
+                let share = Arc::clone(&rule.desk.share);
+                Project { enabled: false, share, rules: BTreeMap::new() }
+            });
             project.rules.insert(rule.trigger.name.clone(), rule);
         }
         let beyond = projects

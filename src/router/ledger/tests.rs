@@ -76,7 +76,7 @@ fn rules() -> Rules {
         triggers: TRIGGERS.into_iter().map(trigger).collect(),
         active: Vec::new(),
     };
-    Rules::new(definitions, &Rules::default(), &Nowhere, &Metrics::new())
+    Rules::new(definitions, &Rules::default(), &Nowhere, &Metrics::new(), 64)
 }
 
 /// A claim that is on its way: its number, how many rows were asked for,

@@ -13,6 +13,7 @@ use crate::{
 on_both! {
     a_trigger_that_keeps_failing_pauses_itself
     one_failing_event_pauses_nothing
+    an_outage_that_passes_pauses_nothing
     a_rate_is_kept_and_nothing_is_lost
 }
 
@@ -70,6 +71,26 @@ async fn one_failing_event_pauses_nothing(database: &Database) {
     super::delivery_is(&host, &id, "t", "dead").await;
     assert_eq!(event(&host, &id).await["attempts"].as_array().unwrap().len(), 12);
     assert_eq!(trigger(&host, "t").await["paused"], false);
+}
+
+async fn an_outage_that_passes_pauses_nothing(database: &Database) {
+    let host = shop(database).await;
+    let mut document = for_events("*");
+    document["retry"] = json!({"initial": "50ms", "max": "50ms", "pauseAfter": 5});
+    host.trigger("shop", "t", document).await;
+    let of = |n: u32| {
+        json!({
+            "resource": "order", "aggregateId": format!("a{n}"), "eventName": "x",
+            "payload": {"do": [
+                {"op": "retryUntil", "attempt": 4}, {"op": "increment", "key": "n", "by": 1}
+            ]}
+        })
+    };
+    let events: Vec<Value> = (0..80).map(of).collect();
+    host.ok(Method::POST, "/v1/projects/shop/events", Some(json!(events))).await;
+    super::value_is(&host, "t", "n", "80").await;
+    assert_eq!(trigger(&host, "t").await["paused"], false);
+    assert_eq!(host.status("shop").await["triggers"]["t"]["dead"], 0);
 }
 
 async fn a_rate_is_kept_and_nothing_is_lost(database: &Database) {
