@@ -29,6 +29,9 @@ const WRITERS: usize = 3;
 /// What is kept back of a lease: a settle ends that much before it.
 const MARGIN: Duration = Duration::from_millis(100);
 
+/// Rest before one that the database has refused is tried again.
+const REFUSED_REST: Duration = Duration::from_secs(1);
+
 /// Settlements with the units that they are for.
 type Group = Vec<(UnitId, Settlement)>;
 
@@ -90,11 +93,13 @@ impl Settler {
     /// written, lost, or back in the ledger.
     async fn write(&mut self, group: Group) {
         let mut todo = vec![group];
-        let mut overdue = HashSet::new();
         let mut pause = Duration::from_millis(20);
         while let Some(group) = todo.pop() {
-            let (group, late) = self.in_time(group, &mut overdue);
-            self.late(late);
+            let (group, late) = self.in_time(group);
+            if !late.is_empty() {
+                self.take_back(&mut todo);
+                self.late(late);
+            }
             let Some(within) = self.time_left(&group) else { continue };
             let (ids, settlements): (Vec<_>, Vec<_>) = group.into_iter().unzip();
             let began = Instant::now();
@@ -105,6 +110,9 @@ impl Settler {
                     self.host.pulse.good();
                     let seconds = began.elapsed().as_secs_f64();
                     self.host.metrics.settle(group.len(), seconds);
+                    if verdicts.iter().any(|verdict| *verdict != Settled::Done) {
+                        self.take_back(&mut todo);
+                    }
                     self.apply(group, verdicts);
                 }
                 Err(error @ (StoreError::Unavailable(_) | StoreError::Full(_))) => {
@@ -124,14 +132,19 @@ impl Settler {
                     self.rest(&mut pause).await;
                 }
                 Err(error) => {
+                    self.take_back(&mut todo);
                     self.refuse(group, &error);
-                    // What comes after the culprit may be of its key.
-                    let mut ledger = self.host.ledger();
-                    for (id, settlement) in todo.drain(..).rev().flatten() {
-                        ledger.retry(id, settlement);
-                    }
                 }
             }
+        }
+    }
+
+    /// Gives the ledger back what isn't written yet, since something before it
+    /// won't be: it may be of the same line.
+    fn take_back(&self, todo: &mut Vec<Group>) {
+        let mut ledger = self.host.ledger();
+        for (id, settlement) in todo.drain(..).rev().flatten() {
+            ledger.retry(id, settlement);
         }
     }
 
@@ -144,9 +157,10 @@ impl Settler {
 
     /// Those whose leases still have time, and those whose haven't or that
     /// would overtake one of them in a line.
-    fn in_time(&self, group: Group, overdue: &mut HashSet<Line>) -> (Group, Group) {
+    fn in_time(&self, group: Group) -> (Group, Group) {
         let ledger = self.host.ledger();
         let now = Instant::now() + MARGIN;
+        let mut overdue = HashSet::<Line>::new();
         group.into_iter().partition(|(id, _)| {
             let Some((until, line)) = ledger.lease_of(*id) else { return false };
             let in_time = until > now && line.is_none_or(|line| !overdue.contains(&line));
@@ -284,8 +298,9 @@ impl Settler {
         ledger.unfit(id, settlement, trigger, ending);
     }
 
-    /// The database refuses this one unit: its effects are dropped as unfit;
-    /// if that doesn't help, it is left to run out, and said loudly.
+    /// The database refuses this one unit: its effects are dropped as unfit. If
+    /// that doesn't help, it is tried again and again, and said loudly; what
+    /// comes after it in its line waits, everything else goes on.
     fn refuse(&mut self, group: Group, error: &StoreError) {
         for (id, settlement) in group {
             tracing::error!(%error, event = %settlement.event.message_id, "a settle was refused");
@@ -299,8 +314,15 @@ impl Settler {
                 Some(trigger) => self.unfit(id, settlement, &trigger, error.to_string()),
                 None if self.refused.insert(id) => self.host.ledger().retry(id, settlement),
                 None => {
-                    self.refused.remove(&id);
-                    self.host.ledger().lost(id);
+                    let host = Arc::clone(&self.host);
+                    self.host.tasks.spawn(async move {
+                        select! {
+                            () = host.hard.cancelled() => {}
+                            () = sleep(REFUSED_REST) => {}
+                        }
+                        host.ledger().retry(id, settlement);
+                        host.to_settle.notify_one();
+                    });
                 }
             }
         }

@@ -38,6 +38,25 @@ pub(super) async fn count(database: &mut PgConnection, sql: &'static str) -> i64
     sqlx::query(sql).fetch_one(database).await.unwrap().get(0)
 }
 
+/// What became of an aggregate's events, and when.
+async fn history(database: &mut PgConnection, aggregate: &str) -> String {
+    let rows = sqlx::query(
+        "SELECT format('%s created %s dispatched %s trials %s %s; deliveries %s', o.pk, o.created_at,
+                       o.dispatched_at, o.trials, o.result_json, d.list)
+           FROM outrigger_outbox o, LATERAL (
+               SELECT string_agg(format('%s %s by %s: created %s ended %s, due %s, trials %s', d.id,
+                          d.state, d.cause, d.created_at, d.ended_at, d.due_at, d.trials), ', ')
+                          AS list
+                 FROM outrigger_delivery d WHERE d.event_pk = o.pk) d
+          WHERE o.resource = 'order' AND o.aggregate_id = 'o-' || $1 ORDER BY o.pk",
+    )
+    .bind(aggregate)
+    .fetch_all(database)
+    .await
+    .unwrap();
+    rows.iter().map(|row| row.get::<String, _>(0) + "\n").collect()
+}
+
 impl Load {
     /// Records events `from..to`, as an application would; once and for all,
     /// however often it is called.
@@ -130,7 +149,13 @@ impl Load {
             assert_eq!(rows.len(), usize::try_from(self.aggregates).unwrap());
             for row in &rows {
                 let (key, value): (String, String) = (row.get(0), row.get(1));
-                assert_eq!(&value, expected, "{key} after {after}");
+                if &value != expected {
+                    let aggregate = key.trim_start_matches(prefix);
+                    panic!(
+                        "{key} is {value} and not {expected} after {after}:\n{}",
+                        history(&mut database, aggregate).await
+                    );
+                }
             }
         }
     }
