@@ -160,7 +160,7 @@ impl Host {
         }
         begun.store(true, Ordering::Relaxed);
         let ending = match self.store.run_alone(self.id(), Some(claim)).await {
-            Ok(Held::Yes) => loop {
+            Ok(Held::Yes | Held::Busy) => loop {
                 if let Some(ending) = self.try_once(job).await {
                     break ending;
                 }

@@ -220,6 +220,8 @@ impl Keeper {
                     // Calls that run watch it too.
                     Held::Yes => own.extend(began + lease),
                     // It may just have been settled: the settle tells.
+                    // It is being settled: there is time to ask again.
+                    Held::Busy => {}
                     Held::Lost if ledger.settles(*id) => {}
                     Held::Lost => {
                         self.host.metrics.lost(1);

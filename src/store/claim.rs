@@ -53,6 +53,8 @@ pub(super) const fn proof(claim: &Claim) -> Proof {
 pub enum Held {
     /// It holds.
     Yes,
+    /// It holds, and somebody is writing to the row: nothing was changed.
+    Busy,
     /// Somebody else has the row, or it has ended.
     Lost,
 }

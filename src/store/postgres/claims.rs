@@ -1,6 +1,6 @@
 //! Claiming events and deliveries, and giving claims back.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use sqlx::{Row as _, postgres::PgRow, query};
 use uuid::Uuid;
@@ -330,6 +330,8 @@ impl Postgres {
         Ok(claimed)
     }
 
+    /// Extends claims, but waits for nobody: a settle locks rows in an order of
+    /// its own, and who waits here while holding others would meet it.
     pub(super) async fn extend(
         &self,
         claims: &[&Claim],
@@ -337,15 +339,33 @@ impl Postgres {
     ) -> Result<Vec<Held>, StoreError> {
         let parts = Parts::of(claims);
         let rows = query(self.sql.of("WITH now AS MATERIALIZED (SELECT {p}now_ms() AS ms),
+             events AS MATERIALIZED (
+                 SELECT o.pk FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
+                   JOIN {p}outbox o ON o.pk = c.pk
+                  WHERE o.claim_id = c.id AND o.dispatched_at IS NULL
+                    FOR NO KEY UPDATE OF o SKIP LOCKED),
              e AS (UPDATE {p}outbox o SET claimed_until = (SELECT ms FROM now) + $5
-                     FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
-                    WHERE o.pk = c.pk AND o.claim_id = c.id AND o.dispatched_at IS NULL
+                    WHERE o.pk = ANY (ARRAY(SELECT pk FROM events))
                    RETURNING o.pk, o.claim_id),
+             deliveries AS MATERIALIZED (
+                 SELECT d.id FROM unnest($3::bigint[], $4::uuid[]) AS c(id, claim)
+                   JOIN {p}delivery d ON d.id = c.id
+                  WHERE d.claim_id = c.claim AND d.state IN ('ready', 'blocked')
+                    FOR NO KEY UPDATE OF d SKIP LOCKED),
              d AS (UPDATE {p}delivery d SET claimed_until = (SELECT ms FROM now) + $5
-                     FROM unnest($3::bigint[], $4::uuid[]) AS c(pk, id)
-                    WHERE d.id = c.pk AND d.claim_id = c.id AND d.state IN ('ready', 'blocked')
+                    WHERE d.id = ANY (ARRAY(SELECT id FROM deliveries))
                    RETURNING d.id, d.claim_id)
-             SELECT false, pk, claim_id FROM e UNION ALL SELECT true, id, claim_id FROM d"))
+             SELECT false, pk, claim_id, true FROM e
+             UNION ALL SELECT true, id, claim_id, true FROM d
+             UNION ALL SELECT false, o.pk, o.claim_id, false
+               FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id) JOIN {p}outbox o ON o.pk = c.pk
+              WHERE o.claim_id = c.id AND o.dispatched_at IS NULL
+                AND o.pk <> ALL (ARRAY(SELECT pk FROM events))
+             UNION ALL SELECT true, d.id, d.claim_id, false
+               FROM unnest($3::bigint[], $4::uuid[]) AS c(id, claim)
+               JOIN {p}delivery d ON d.id = c.id
+              WHERE d.claim_id = c.claim AND d.state IN ('ready', 'blocked')
+                AND d.id <> ALL (ARRAY(SELECT id FROM deliveries))"))
         .bind(&parts.events)
         .bind(&parts.event_claims)
         .bind(&parts.deliveries)
@@ -354,33 +374,59 @@ impl Postgres {
         .fetch_all(&self.leases)
         .await
         .map_err(fault)?;
-        let mut held = std::collections::HashSet::with_capacity(rows.len());
+        let mut held = HashMap::with_capacity(rows.len());
         for row in &rows {
             let pk = get(row, 1)?;
             let of = if get(row, 0)? { Row::Delivery(pk) } else { Row::Event(pk) };
-            held.insert((of, get(row, 2)?));
+            let how = if get(row, 3)? { Held::Yes } else { Held::Busy };
+            held.insert((of, get(row, 2)?), how);
         }
-        let of = |claim: &&Claim| if held.contains(&proof(claim)) { Held::Yes } else { Held::Lost };
-        Ok(claims.iter().map(of).collect())
+        Ok(claims.iter().map(|claim| held.remove(&proof(claim)).unwrap_or(Held::Lost)).collect())
     }
 
+    /// Gives claims back, waiting for nobody while it holds rows, as [`Self::extend`].
     pub(super) async fn give_back(&self, claims: &[&Claim]) -> Result<(), StoreError> {
         let parts = Parts::of(claims);
-        query(self.sql.of("WITH e AS (UPDATE {p}outbox o
-                           SET claim_id = NULL, claimed_until = NULL, claims = o.claims - 1
-                     FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
-                    WHERE o.pk = c.pk AND o.claim_id = c.id AND o.dispatched_at IS NULL)
-             UPDATE {p}delivery d SET claim_id = NULL, claimed_until = NULL, claims = d.claims - 1
-               FROM unnest($3::bigint[], $4::uuid[]) AS c(pk, id)
-              WHERE d.id = c.pk AND d.claim_id = c.id AND d.state IN ('ready', 'blocked')"))
-        .bind(&parts.events)
-        .bind(&parts.event_claims)
-        .bind(&parts.deliveries)
-        .bind(&parts.delivery_claims)
-        .execute(&self.leases)
-        .await
-        .map_err(fault)?;
-        Ok(())
+        loop {
+            let row = query(self.sql.of("WITH events AS MATERIALIZED (
+                     SELECT o.pk FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
+                       JOIN {p}outbox o ON o.pk = c.pk
+                      WHERE o.claim_id = c.id AND o.dispatched_at IS NULL
+                        FOR NO KEY UPDATE OF o SKIP LOCKED),
+                 e AS (UPDATE {p}outbox o
+                          SET claim_id = NULL, claimed_until = NULL, claims = o.claims - 1
+                        WHERE o.pk = ANY (ARRAY(SELECT pk FROM events))),
+                 deliveries AS MATERIALIZED (
+                     SELECT d.id FROM unnest($3::bigint[], $4::uuid[]) AS c(id, claim)
+                       JOIN {p}delivery d ON d.id = c.id
+                      WHERE d.claim_id = c.claim AND d.state IN ('ready', 'blocked')
+                        FOR NO KEY UPDATE OF d SKIP LOCKED),
+                 d AS (UPDATE {p}delivery d
+                          SET claim_id = NULL, claimed_until = NULL, claims = d.claims - 1
+                        WHERE d.id = ANY (ARRAY(SELECT id FROM deliveries)))
+                 SELECT EXISTS (
+                            SELECT FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
+                              JOIN {p}outbox o ON o.pk = c.pk
+                             WHERE o.claim_id = c.id AND o.dispatched_at IS NULL
+                               AND o.pk <> ALL (ARRAY(SELECT pk FROM events)))
+                     OR EXISTS (
+                            SELECT FROM unnest($3::bigint[], $4::uuid[]) AS c(id, claim)
+                              JOIN {p}delivery d ON d.id = c.id
+                             WHERE d.claim_id = c.claim AND d.state IN ('ready', 'blocked')
+                               AND d.id <> ALL (ARRAY(SELECT id FROM deliveries)))"))
+            .bind(&parts.events)
+            .bind(&parts.event_claims)
+            .bind(&parts.deliveries)
+            .bind(&parts.delivery_claims)
+            .fetch_one(&self.leases)
+            .await
+            .map_err(fault)?;
+            if !get::<bool>(&row, 0)? {
+                return Ok(());
+            }
+            // Somebody else is at one of the rows.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }
 

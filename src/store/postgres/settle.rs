@@ -103,12 +103,12 @@ impl Postgres {
         let parts = Parts::of(&claims);
         let mut held = HashSet::with_capacity(group.len());
         if !parts.events.is_empty() {
-            let rows = query(self.sql.of(
-                "SELECT o.pk, c.id FROM unnest($1::bigint[], $2::uuid[]) AS c(pk, id)
+            let rows = query(self.sql.of("SELECT o.pk, c.id
+                   FROM (SELECT * FROM unnest($1::bigint[], $2::uuid[]) AS u(pk, id)
+                          ORDER BY pk) c
                    JOIN {p}outbox o ON o.pk = c.pk
                   WHERE o.claim_id = c.id AND o.dispatched_at IS NULL
-                    FOR NO KEY UPDATE OF o",
-            ))
+                    FOR NO KEY UPDATE OF o"))
             .bind(&parts.events)
             .bind(&parts.event_claims)
             .fetch_all(&mut *db)
@@ -119,12 +119,12 @@ impl Postgres {
             }
         }
         if !parts.deliveries.is_empty() {
-            let rows = query(self.sql.of(
-                "SELECT d.id, c.claim FROM unnest($1::bigint[], $2::uuid[]) AS c(id, claim)
+            let rows = query(self.sql.of("SELECT d.id, c.claim
+                   FROM (SELECT * FROM unnest($1::bigint[], $2::uuid[]) AS u(id, claim)
+                          ORDER BY id) c
                    JOIN {p}delivery d ON d.id = c.id
                   WHERE d.claim_id = c.claim AND d.state IN ('ready', 'blocked')
-                    FOR NO KEY UPDATE OF d",
-            ))
+                    FOR NO KEY UPDATE OF d"))
             .bind(&parts.deliveries)
             .bind(&parts.delivery_claims)
             .fetch_all(&mut *db)
@@ -326,10 +326,10 @@ impl Postgres {
         self.lock_last(db, &keys.into_iter().collect::<Vec<_>>(), Chain::Events).await
     }
 
-    /// Locks the last open delivery of each of these keys in a chain, and
-    /// answers the keys that have one. Whoever ends that delivery does so
-    /// before, and it isn't found, or waits, and finds what joins the chain to
-    /// release.
+    /// Locks the last open delivery of each of these keys in a chain, in the
+    /// order of their ids, and answers the keys that have one. Whoever ends that
+    /// delivery does so before, and it isn't found, or waits, and finds what
+    /// joins the chain to release.
     pub(super) async fn lock_last(
         &self,
         db: &mut PgConnection,
@@ -339,10 +339,36 @@ impl Postgres {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let rows = query(self.sql.of("SELECT k.project, k.resource, k.aggregate, k.trigger
+        loop {
+            let found = self.find_last(db, keys, chain).await?;
+            let ids: Vec<i64> = found.iter().map(|(_, id)| *id).collect();
+            if ids.is_empty() {
+                return Ok(Vec::new());
+            }
+            let locked = query(self.sql.of("SELECT id FROM {p}delivery
+                  WHERE id = ANY($1) AND state IN ('ready', 'blocked')
+                  ORDER BY id FOR NO KEY UPDATE"))
+            .bind(&ids)
+            .fetch_all(&mut *db)
+            .await
+            .map_err(fault)?;
+            if locked.len() == ids.len() {
+                return Ok(found.into_iter().map(|(key, _)| key).collect());
+            }
+            // One has ended meanwhile: another may be the last one now.
+        }
+    }
+
+    async fn find_last(
+        &self,
+        db: &mut PgConnection,
+        keys: &[Key<'_>],
+        chain: Chain,
+    ) -> Result<Vec<((String, String, String, String), i64)>, StoreError> {
+        let rows = query(self.sql.of("SELECT k.project, k.resource, k.aggregate, k.trigger, p.id
                FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
                     AS k(project, resource, aggregate, trigger), LATERAL (
-                 SELECT FROM {p}delivery d
+                 SELECT d.id FROM {p}delivery d
                   WHERE d.state IN ('ready', 'blocked') AND d.chain > 0
                     AND (d.project_id, d.resource, d.aggregate_id, d.trigger_name, d.chain)
                       >= (k.project, k.resource, k.aggregate, k.trigger, $5)
@@ -350,7 +376,7 @@ impl Postgres {
                       <= (k.project, k.resource, k.aggregate, k.trigger, $5)
                   ORDER BY d.project_id DESC, d.resource DESC, d.aggregate_id DESC,
                            d.trigger_name DESC, d.chain DESC, d.event_pk DESC
-                  LIMIT 1 FOR NO KEY UPDATE) p"))
+                  LIMIT 1) p"))
         .bind(column(keys, |k| k.0) as Texts)
         .bind(column(keys, |k| k.1) as Texts)
         .bind(column(keys, |k| k.2) as Texts)
@@ -360,7 +386,7 @@ impl Postgres {
         .await
         .map_err(fault)?;
         rows.iter()
-            .map(|row| Ok((get(row, 0)?, get(row, 1)?, get(row, 2)?, get(row, 3)?)))
+            .map(|row| Ok(((get(row, 0)?, get(row, 1)?, get(row, 2)?, get(row, 3)?), get(row, 4)?)))
             .collect()
     }
 
