@@ -154,6 +154,8 @@ impl Host {
     /// database know. It takes no permit: those who hold them may be waiting
     /// for it.
     async fn call_alone(self: &Arc<Self>, job: &Job, claim: &Claim, begun: &AtomicBool) -> Ending {
+        // A host that dies while it compiles says nothing against the event.
+        job.rule.target.warm().await;
         let solitude = self.alone.solitude().await;
         if self.ledger().is_closed() {
             return Ending::Released;

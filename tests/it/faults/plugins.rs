@@ -14,7 +14,7 @@ use crate::{
 /// its failure if it fails. Leases are 2 s.
 fn misbehaviours() -> [(&'static str, Value, &'static str, Option<&'static str>); 6] {
     [
-        ("sleeper", json!({"op": "sleep", "ms": 10_000}), "1m", None),
+        ("sleeper", json!({"op": "sleep", "ms": 20_000}), "1m", None),
         ("spinner", json!({"op": "spin", "ms": 7000}), "1m", None),
         ("looper", json!({"op": "loop"}), "7s", Some("deadline")),
         ("trapper", json!({"op": "panic", "message": "as told"}), "1m", Some("trap")),
