@@ -12,6 +12,7 @@ mod faults;
 mod guests;
 mod hosts;
 mod layers;
+mod mutants;
 mod neighbours;
 mod plugin_test;
 mod poison;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use sqlx::{Connection, PgConnection};
+use sqlx::{Connection, Executor, PgConnection};
 use tokio::time::sleep;
 
 use super::{
@@ -109,5 +109,13 @@ async fn a_host_that_hears_nothing_lets_go_and_comes_back() {
     .await;
     eventually("the far host is ready", LONG, async || far.ready().await).await;
     load.check(&database.url, "a hole").await;
+    // It works again, too: nothing of it still waits for an answer from then.
+    let before = far.metric("outrigger_dispatched_events_total").await;
+    let more = "INSERT INTO outrigger_outbox
+                    (project_id, resource, aggregate_id, event_name, payload_json)
+                SELECT 'shop', 'plain', i::text, 'plain.done', '{}' FROM generate_series(1, 400) i";
+    rows.execute(more).await.unwrap();
+    load.drained(&database.url).await;
+    assert!(far.metric("outrigger_dispatched_events_total").await > before);
     assert_eq!(near.get("/healthz").await["status"], "ok");
 }
