@@ -181,7 +181,7 @@ impl DerefMut for Tx {
 mod tests {
     use std::{env, fs, path::PathBuf};
 
-    use sqlx::query;
+    use sqlx::{ConnectOptions as _, query, sqlite::SqliteConnectOptions};
     use uuid::Uuid;
 
     use super::*;
@@ -230,6 +230,35 @@ mod tests {
         let left = query("SELECT 1 FROM t").fetch_optional(&mut *tx).await.expect("looks");
         assert!(left.is_none());
         drop(tx);
+        fs::remove_dir_all(folder).expect("the folder goes");
+    }
+
+    /// Others wait for the lock as SQLite does: they ask again and again.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn others_get_the_lock_beside_a_busy_writer() {
+        let (store, folder) = store().await;
+        let store = Arc::new(store);
+        let mut busy = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let store = Arc::clone(&store);
+            busy.spawn(async move {
+                loop {
+                    let mut tx = store.writer.begin().await.expect("begins");
+                    query("INSERT INTO t VALUES (1)").execute(&mut *tx).await.expect("inserts");
+                    sleep(Duration::from_millis(5)).await;
+                    tx.commit().await.expect("commits");
+                }
+            });
+        }
+        let patience = Duration::from_secs(2);
+        let options =
+            SqliteConnectOptions::new().filename(folder.join("writer.db")).busy_timeout(patience);
+        let mut other = options.connect().await.expect("opens");
+        for n in 0..20 {
+            let insert = query("INSERT INTO t VALUES (2)").execute(&mut other).await;
+            insert.unwrap_or_else(|error| panic!("insert {n}: {error}"));
+        }
+        busy.shutdown().await;
         fs::remove_dir_all(folder).expect("the folder goes");
     }
 

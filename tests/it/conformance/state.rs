@@ -251,21 +251,26 @@ pub(super) async fn triggers_and_projects_are_apart(bench: &Bench) {
 }
 
 pub(super) async fn one_of_many_settles_wins(bench: &Bench) {
-    let group = claimed(bench, 8).await;
-    let groups: Vec<_> = group
-        .into_iter()
-        .map(|settlement| {
-            let add = Effects { state: writing("n", Write::Add(1)), ..Effects::default() };
-            let swap = having_read("k", None, set("k", "mine"));
-            [settlement.effects("counter", add).state(swap)]
-        })
-        .collect();
-    let settles = groups.iter().map(|group| bench.store.settle(group, LONG));
-    let settled = futures::future::join_all(settles).await;
-    let settled: Vec<_> = settled.into_iter().map(|one| one.expect("settles").remove(0)).collect();
-    let won = settled.iter().filter(|one| **one == Settled::Done).count();
-    let overtaken = settled.iter().filter(|one| **one == conflict()).count();
-    assert_eq!((won, overtaken), (1, 7), "{settled:?}");
+    // The first rounds open connections one after another; later ones meet.
+    const ROUNDS: usize = 10;
+    let mut settlements = claimed(bench, 8 * ROUNDS).await.into_iter();
+    for round in 0..ROUNDS {
+        let key = format!("k{round}");
+        let groups: Vec<_> = settlements
+            .by_ref()
+            .take(8)
+            .map(|settlement| {
+                let add = Effects { state: writing("n", Write::Add(1)), ..Effects::default() };
+                let swap = having_read(&key, None, set(&key, "mine"));
+                [settlement.effects("counter", add).state(swap)]
+            })
+            .collect();
+        let settles = groups.iter().map(|group| bench.store.settle(group, LONG));
+        let settled = futures::future::try_join_all(settles).await.expect("settles").concat();
+        let won = settled.iter().filter(|one| **one == Settled::Done).count();
+        let overtaken = settled.iter().filter(|one| **one == conflict()).count();
+        assert_eq!((won, overtaken), (1, 7), "{settled:?}");
+    }
     let counted = bench.store.state_value(SHOP, "counter", "n").await.expect("reads");
-    assert_eq!(counted, Some(b"1".to_vec()));
+    assert_eq!(counted, Some(ROUNDS.to_string().into_bytes()));
 }
