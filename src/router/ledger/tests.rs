@@ -470,3 +470,23 @@ async fn whatever_happens_each_pair_ends_once_and_in_order() {
         sim.finish().await;
     }
 }
+
+#[tokio::test]
+async fn a_project_that_holds_much_gets_no_more_room() {
+    let mut sim = Sim::new(1).await;
+    let event = |n: u32| NewEvent::new(SHOP, "order", n.to_string(), "placed", "{}");
+    sim.store.record(&(0..75).map(event).collect::<Vec<_>>()).await.expect("records");
+    let seam = Seam { lane: 0, project: SHOP.to_owned(), above: 0, limit: 75 };
+    let number = sim.ledger.claim_begins();
+    let claimed = sim.store.claim_events(sim.host, &[seam], u64::MAX, LONG).await.expect("claims");
+    for row in claimed.rows {
+        let matching = sim.rules.matching(&row.event);
+        sim.ledger.admit_event(row, matching, &sim.terms, number);
+    }
+    sim.ledger.claim_ends(number);
+    assert_eq!(sim.ledger.len(), 75);
+    // It has three times of what is free.
+    assert_eq!(sim.ledger.room_of(SHOP, 100), 0);
+    assert_eq!(sim.ledger.room_of("new", 100), 25, "there is room for one that comes");
+    assert_eq!(sim.ledger.room_of(SHOP, 110), 30);
+}

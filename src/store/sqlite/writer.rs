@@ -245,7 +245,7 @@ mod tests {
                 loop {
                     let mut tx = store.writer.begin().await.expect("begins");
                     query("INSERT INTO t VALUES (1)").execute(&mut *tx).await.expect("inserts");
-                    sleep(Duration::from_millis(5)).await;
+                    sleep(Duration::from_millis(20)).await;
                     tx.commit().await.expect("commits");
                 }
             });
