@@ -9,6 +9,7 @@ use std::{
 use tokio::{select, time::sleep};
 
 use super::{
+    batch::Batch,
     demand::{self, Demand},
     host::{Holding, Host},
     lease::{Lease, Tenure},
@@ -250,6 +251,7 @@ impl Poller {
             return self.leave(&claims).await;
         }
         let lease = Arc::new(Lease::new(began + self.host.settings.lease));
+        let batch = Arc::new(Batch::default());
         let matched: Vec<_> = claimed
             .rows
             .into_iter()
@@ -264,7 +266,11 @@ impl Poller {
             for (row, matching) in matched {
                 // A lane lost since, even if it was taken again: the claim is void.
                 if let Some(tenure) = still_held(held, row.event.lane) {
-                    let terms = Terms { lease: Arc::clone(&lease), tenure: Arc::clone(tenure) };
+                    let terms = Terms {
+                        lease: Arc::clone(&lease),
+                        tenure: Arc::clone(tenure),
+                        batch: Arc::clone(&batch),
+                    };
                     ledger.admit_event(row, matching, &terms, number);
                 }
             }
@@ -341,6 +347,7 @@ impl Poller {
             return self.leave(&claims).await;
         }
         let lease = Arc::new(Lease::new(began + self.host.settings.lease));
+        let batch = Arc::new(Batch::default());
         let mut back = Vec::new();
         {
             let mut ledger = self.host.ledger();
@@ -349,7 +356,11 @@ impl Poller {
                 // Paused or deleted since.
                 match (rule.filter(|rule| !rule.paused()), still_held(held, row.event.lane)) {
                     (Some(rule), Some(tenure)) => {
-                        let terms = Terms { lease: Arc::clone(&lease), tenure: Arc::clone(tenure) };
+                        let terms = Terms {
+                            lease: Arc::clone(&lease),
+                            tenure: Arc::clone(tenure),
+                            batch: Arc::clone(&batch),
+                        };
                         let deaths = self.host.settings.deaths;
                         ledger.admit_delivery(row, Arc::clone(rule), &terms, deaths);
                     }

@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wasmtime::{
     Config, Enabled, Engine, InstanceAllocationStrategy, OptLevel, PoolingAllocationConfig,
     WasmBacktraceDetails, component::Linker,
 };
 
-use super::{Settings, data::Data, limits::TABLE_ELEMENTS, v1};
+use super::{Settings, batch::Idle, data::Data, limits::TABLE_ELEMENTS, v1};
 use crate::model::names::Invalid;
 
 /// What one component may consist of. Real plugins need this much room: stubbed
@@ -50,7 +50,9 @@ pub struct Sandbox {
     /// One compilation at a time: each uses every processor already.
     pub(super) compiling: Arc<Semaphore>,
     /// In front of the pool: without a permit nothing is instantiated.
-    slots: Semaphore,
+    slots: Arc<Semaphore>,
+    /// Instances that hold a slot and wait for their next call.
+    pub(super) idle: Idle,
     slot_count: u32,
     pooled: bool,
     /// Dropped with the sandbox, which ends the ticking thread.
@@ -84,7 +86,8 @@ impl Sandbox {
             engine,
             linker,
             compiling: Arc::new(Semaphore::new(1)),
-            slots: Semaphore::new(slot_count as usize),
+            slots: Arc::new(Semaphore::new(slot_count as usize)),
+            idle: Idle::new(slot_count),
             slot_count,
             pooled,
         }))
@@ -96,16 +99,29 @@ impl Sandbox {
         self.slot_count
     }
 
-    /// Slots that no call holds at the moment.
+    /// Slots that nothing holds at the moment.
     #[must_use]
     pub fn free_slots(&self) -> usize {
         self.slots.available_permits()
     }
 
-    /// Waits for a free slot, in the order of asking.
-    pub(super) async fn slot(&self) -> Option<SemaphorePermit<'_>> {
+    /// The engine itself: a benchmark holds calls against bare ones on it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Waits for a free slot, in the order of asking. Whoever has one and only
+    /// waits for a next call gives way.
+    pub(super) async fn slot(&self) -> Option<OwnedSemaphorePermit> {
+        let slots = Arc::clone(&self.slots);
+        if let Ok(slot) = slots.clone().try_acquire_owned() {
+            return Some(slot);
+        }
+        self.idle.make_room();
         // It fails only for a semaphore that was closed, which this never is.
-        self.slots.acquire().await.ok()
+        slots.acquire_owned().await.ok()
     }
 }
 

@@ -36,9 +36,10 @@ macro_rules! on_both {
     };
 }
 
+mod batches;
 mod limits;
-
 mod recording;
+
 on_both! {
     a_failure_is_retried_until_it_succeeds
     used_up_attempts_make_a_dead_letter_that_can_be_requeued
