@@ -25,6 +25,8 @@ mod archivist;
 mod batch;
 mod demand;
 mod desk;
+#[doc(hidden)] // For the benchmark of a call's cost, which is no part of the library.
+pub mod dry;
 mod ending;
 mod executor;
 mod host;
