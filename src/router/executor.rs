@@ -1,20 +1,21 @@
 //! Makes the calls: each ends in exactly one [`Ending`].
 
 use std::{
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
-        Arc,
+        Arc, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use futures::poll;
 use tokio::{select, sync::OwnedSemaphorePermit, time::sleep};
 
 use super::{
     ending::{Ending, Summary},
     host::Host,
-    ledger::{ChainKey, Job, PATIENCE, Start},
+    ledger::{ChainKey, Job, Ledger, PATIENCE, Start},
     pending::View,
 };
 use crate::{
@@ -28,22 +29,48 @@ use crate::{
 };
 
 impl Host {
-    /// Starts what is to be started, and tells the settler what has ended.
+    /// Sees to it that what is to be started is, and tells the settler what has
+    /// ended.
     pub(super) fn pump(self: &Arc<Self>) {
-        let starts = {
-            let mut ledger = self.ledger();
-            self.pulse.holds(ledger.len());
-            ledger.starts()
-        };
-        self.to_settle.notify_one();
-        for start in starts {
-            let host = Arc::clone(self);
-            match start {
-                Start::Chain(chain) => self.tasks.spawn(async move { host.run_chain(chain).await }),
-                Start::Free(job) => self.tasks.spawn(async move {
+        self.pump_from(self.ledger());
+    }
+
+    fn pump_from(self: &Arc<Self>, mut ledger: MutexGuard<'_, Ledger>) {
+        self.pulse.holds(ledger.len());
+        let (news, starts) = (ledger.has_news(), ledger.starter(self.starters));
+        drop(ledger);
+        if news {
+            self.to_settle.notify_one();
+        }
+        if starts {
+            self.tasks.spawn(Arc::clone(self).start_all());
+        }
+    }
+
+    /// Starts one after another. Most calls end without waiting for anything,
+    /// here and now, in memory that the last one has just left; those that
+    /// don't go on in tasks of their own.
+    async fn start_all(self: Arc<Self>) {
+        let starter = Starter(&self);
+        let mut turn = 0_usize;
+        while let Some(start) = starter.next() {
+            let host = Arc::clone(&self);
+            let mut work: Pin<Box<dyn Future<Output = ()> + Send>> = match start {
+                Start::Chain(chain) => Box::pin(host.run_chain(chain)),
+                Start::Free(job) => Box::pin(async move {
                     host.run(&job, &AtomicBool::new(false)).await;
                 }),
             };
+            if poll!(work.as_mut()).is_pending() {
+                self.tasks.spawn(work);
+            }
+            turn += 1;
+            if turn.is_multiple_of(STARTS) {
+                tokio::task::yield_now().await;
+            } else if turn == 1 {
+                // There may be work for another one beside this.
+                self.pump();
+            }
         }
     }
 
@@ -79,8 +106,9 @@ impl Host {
             Err(_) if job.delivery.is_some() => Ending::Released,
             Err(cause) => Ending::Spilled(cause),
         };
-        self.ledger().ended(job, ending);
-        self.pump();
+        let mut ledger = self.ledger();
+        ledger.ended(job, ending);
+        self.pump_from(ledger);
     }
 
     /// Makes a call when its turn comes, or answers why it may not for now.
@@ -328,6 +356,26 @@ impl Host {
             }
             Outcome::Released => Ending::Released,
         }
+    }
+}
+
+/// Starts until others get their turn.
+const STARTS: usize = 16;
+
+/// One of the few that start what is to be started; counted by the ledger.
+struct Starter<'a>(&'a Arc<Host>);
+
+impl Starter<'_> {
+    fn next(&self) -> Option<Start> {
+        self.0.ledger().start()
+    }
+}
+
+impl Drop for Starter<'_> {
+    fn drop(&mut self) {
+        self.0.ledger().starter_ends();
+        // A start that came in between, or was left when this one broke off.
+        self.0.pump();
     }
 }
 
