@@ -24,7 +24,7 @@ use crate::{
         claim::{Proof, proof},
         overlay::{Needs, hold_up},
         replay::Key,
-        rows::{chain_code, millis, to_json},
+        rows::{chain_code, millis, plain, to_json},
     },
 };
 
@@ -39,7 +39,7 @@ impl Postgres {
     ) -> Result<Vec<Settled>, StoreError> {
         let work = async {
             let mut tx = self.begin_bounded(within).await?;
-            if let Some(plain) = Plain::of(group) {
+            if let Some(plain) = plain(group) {
                 if self.dispatch_held(&mut tx, &plain).await? {
                     self.write_rest(&mut tx, &group.iter().collect::<Vec<_>>()).await?;
                     tx.commit().await.map_err(fault)?;
@@ -78,21 +78,21 @@ impl Postgres {
     async fn dispatch_held(
         &self,
         db: &mut PgConnection,
-        plain: &Plain<'_>,
+        plain: &[(i64, Uuid, &str)],
     ) -> Result<bool, StoreError> {
         let updated = query(self.sql.of("UPDATE {p}outbox o
                 SET dispatched_at = (SELECT {p}now_ms()), result_json = r.result::json,
                     claim_id = NULL, claimed_until = NULL
                FROM unnest($1::bigint[], $2::uuid[], $3::text[]) AS r(pk, claim, result)
               WHERE o.pk = r.pk AND o.claim_id = r.claim AND o.dispatched_at IS NULL"))
-        .bind(column(&plain.0, |one| one.0))
-        .bind(column(&plain.0, |one| one.1))
-        .bind(column(&plain.0, |one| one.2) as Texts)
+        .bind(column(plain, |one| one.0))
+        .bind(column(plain, |one| one.1))
+        .bind(column(plain, |one| one.2) as Texts)
         .execute(db)
         .await
         .map_err(fault)?
         .rows_affected();
-        Ok(updated == plain.0.len() as u64)
+        Ok(updated == plain.len() as u64)
     }
 
     async fn write_rows(
@@ -521,28 +521,6 @@ impl Postgres {
         .await
         .map_err(fault)?;
         Ok(())
-    }
-}
-
-/// Events that end without touching state, each with its claim and result: they
-/// depend on nothing but their claims. In the order in which rows are locked.
-struct Plain<'a>(Vec<(i64, Uuid, &'a str)>);
-
-impl<'a> Plain<'a> {
-    fn of(group: &'a [Settlement]) -> Option<Self> {
-        let mut rows = group
-            .iter()
-            .map(|s| match (s.claim.row, &s.end) {
-                (Row::Event(pk), End::Dispatched { result_json, .. })
-                    if s.effects.iter().all(|one| one.effects.state.is_empty()) =>
-                {
-                    Some((pk, s.claim.id, &**result_json))
-                }
-                _ => None,
-            })
-            .collect::<Option<Vec<_>>>()?;
-        rows.sort_unstable_by_key(|row| row.0);
-        Some(Self(rows))
     }
 }
 
