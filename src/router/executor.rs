@@ -12,6 +12,8 @@ use std::{
 use futures::poll;
 use tokio::{select, sync::OwnedSemaphorePermit, time::sleep};
 
+use uuid::Uuid;
+
 use super::{
     ending::{Ending, Summary},
     host::Host,
@@ -80,6 +82,9 @@ impl Host {
             let Some(job) = next else { return };
             let begun = AtomicBool::new(false);
             let mut call = pin!(self.run(&job, &begun));
+            if poll!(call.as_mut()).is_ready() {
+                continue;
+            }
             let mut slow = false;
             loop {
                 select! {
@@ -259,10 +264,7 @@ impl Host {
             max_attempts: spec.retry.max_attempts,
             // Leases are renewed while calls run; a lost one ends the call.
             deadline: spec.limits.deadline.get(),
-            idempotency_key: match delivery {
-                0 => format!("{message_id}/{}", job.rule.name()),
-                replay => format!("{message_id}/{}/{replay}", job.rule.name()),
-            },
+            idempotency_key: idempotency_key(message_id, job.rule.name(), delivery),
             now: self.clock.now(),
             state: Arc::new(View {
                 store: Arc::clone(&self.store) as _,
@@ -382,6 +384,16 @@ impl Drop for Starter<'_> {
 /// How long a delivery that is held waits for its turn, where its trigger has
 /// a rate.
 const FORBEARANCE: Duration = Duration::from_secs(5);
+
+/// The same at every attempt of a delivery; another one at each replay.
+fn idempotency_key(message_id: Uuid, trigger: &str, replay: u32) -> String {
+    let mut id = [0; uuid::fmt::Hyphenated::LENGTH];
+    let id = message_id.hyphenated().encode_lower(&mut id);
+    match replay {
+        0 => [id, "/", trigger].concat(),
+        replay => format!("{id}/{trigger}/{replay}"),
+    }
+}
 
 /// 1 at the first attempt.
 fn number(job: &Job) -> u32 {
