@@ -102,6 +102,7 @@ impl DryRun {
             }
             ledger.claim_ends(number);
         }
+        batch.complete();
         self.host.pump();
         let mut ended = Vec::with_capacity(expected);
         while ended.len() < expected {
