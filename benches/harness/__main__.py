@@ -8,11 +8,18 @@ import tempfile
 import time
 import traceback
 
-from . import results
+from . import report, results
 from .cluster import Cluster
 from .measures.drain import Ceiling, Competitors, Drain
+from .measures.idle import Idle, Memory
+from .measures.latency import Latency
+from .measures.order import Clutter, Hosts, Order
+from .measures.recording import Recording
+from .measures.sandbox import Guests, Sandbox
+from .measures.soak import Soak
 
-MEASURES = [Drain(), Ceiling(), Competitors()]
+MEASURES = [Drain(), Ceiling(), Competitors(), Latency(), Order(), Clutter(), Hosts(),
+            Sandbox(), Guests(), Recording(), Memory(), Idle(), Soak()]
 
 
 class Bench:
@@ -22,20 +29,38 @@ class Bench:
         self.options = options
         self.binary, self.node = options.binary, options.node
         self.probe = options.probe
-        self.plugins = options.plugins
+        self.plugins, self.guests = options.plugins, options.guests
         self.quick = options.quick
         self.events = options.events or (20_000 if options.quick else 400_000)
         self.sizes = [self.events] if options.events else (
             [5_000, 20_000, 50_000] if options.quick else [50_000, 400_000, 1_000_000])
+        self.soak = options.soak
+        self.postgres_bin = options.postgres_bin
         self.folder = tempfile.mkdtemp(prefix="outrigger-bench-")
         self.log_file = os.path.join(self.folder, "hosts.log")
         self.cluster = Cluster(options.postgres, options.postgres_folder)
 
+    def share(self, whole, quick):
+        """The first number, or the second in a quick run."""
+        return quick if self.quick else whole
+
+    def has_plugin(self, name):
+        return self._component(name) is not None
+
     def plugin(self, name):
         """The bytes of a component."""
-        path = os.path.join(self.plugins, f"{name}.wasm")
+        path = self._component(name)
+        if path is None:
+            raise FileNotFoundError(f"no component is called {name}.wasm")
         with open(path, "rb") as file:
             return file.read()
+
+    def _component(self, name):
+        for folder in (self.plugins, self.guests):
+            path = os.path.join(folder, f"{name}.wasm")
+            if os.path.exists(path):
+                return path
+        return None
 
     def scratch(self, name):
         """A path that nothing is at."""
@@ -58,11 +83,13 @@ def parse():
     parser.add_argument("--events", type=int, help="events of a drain")
     parser.add_argument("--quick", action="store_true", help="one round of small numbers")
     parser.add_argument("--only", metavar="TEXT", help="only subjects whose name has this in it")
+    parser.add_argument("--soak", metavar="TIME", type=span,
+                        help="run the soak, so long: 10m, 90s")
     parser.add_argument("--report", action="store_true",
                         help="only write the tables and plots from the results that are there")
     parser.add_argument("--results", required=True, help=argparse.SUPPRESS)
-    for hidden in ("--binary", "--probe", "--plugins", "--node", "--postgres",
-                   "--postgres-folder"):
+    for hidden in ("--binary", "--probe", "--plugins", "--guests", "--node", "--postgres",
+                   "--postgres-folder", "--postgres-bin", "--plots"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     options = parser.parse_args()
     unknown = [name for name in options.measures if name not in names]
@@ -72,8 +99,18 @@ def parse():
     return options
 
 
+def span(text):
+    """Seconds of `10m` or `90s`."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    if len(text) < 2 or text[-1] not in units or not text[:-1].isdigit():
+        raise argparse.ArgumentTypeError(f"`{text}` is no time such as 10m or 90s")
+    return int(text[:-1]) * units[text[-1]]
+
+
 def main():
     options = parse()
+    if options.report:
+        return report.write(options.results, options.plots)
     bench = Bench(options)
     kept = results.Results(options, bench)
     chosen = [measure for measure in MEASURES
@@ -89,6 +126,7 @@ def main():
     finally:
         bench.close()
     kept.summary()
+    report.write(options.results, options.plots)
     return 1 if failures else 0
 
 

@@ -1,6 +1,7 @@
 """What the kernel says of processes: CPU time and memory."""
 
 import os
+import threading
 
 TICK = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -49,3 +50,23 @@ def tree_cpu_seconds(pid):
             # It has ended since: its parent's figure has it at the next look.
             continue
     return total
+
+
+class Peak:
+    """The most memory that a process has had resident, looked at all the time."""
+
+    def __init__(self, pid, every=0.05):
+        self.pid, self.every, self.most = pid, every, 0
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def _watch(self):
+        while not self.stopped.is_set():
+            self.most = max(self.most, rss_bytes(self.pid))
+            self.stopped.wait(self.every)
+
+    def stop(self):
+        self.stopped.set()
+        self.thread.join()
+        return self.most
