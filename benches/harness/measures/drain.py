@@ -10,8 +10,8 @@ from ..subjects import Graphile, OutriggerPostgres, OutriggerSqlite, PgBoss
 def drain(subject, events):
     """Starts a subject on a fresh database, records a backlog in one
     transaction, and times from that commit to the last acknowledgement."""
-    subject.prepare()
     try:
+        subject.prepare()
         subject.warm()
         subject.settle()
         subject.record(events)
@@ -19,15 +19,19 @@ def drain(subject, events):
         begin = subject.commit()
         end = subject.finished(events)
         cost = usage.since()
+        figures = {"events": events, "seconds": round(end - begin, 4),
+                   "perSecond": round(events / (end - begin), 1), "cost": cost}
+        if getattr(subject, "spilled", 0):
+            figures["spilled"] = subject.spilled
+        # Backends tell what they did to rows when they end.
+        subject.close()
+        counts = subject.tuples()
+        if counts is not None:
+            figures["rows"] = counts
+        return figures
     finally:
         subject.close()
-    figures = {"events": events, "seconds": round(end - begin, 4),
-               "perSecond": round(events / (end - begin), 1), "cost": cost}
-    counts = subject.tuples()
-    if counts is not None:
-        figures["rows"] = counts
-    subject.discard()
-    return figures
+        subject.discard()
 
 
 def each(figures):

@@ -55,32 +55,22 @@ class Logged:
         return sum(text.count(mark) for mark in self.marks)
 
 
-def log_statements(cluster, database, on):
+def log_statements(cluster, database):
+    """In sessions that begin from now on."""
     with cluster.connect() as db:
-        value = "'all'" if on else "DEFAULT"
-        db.execute(f'ALTER DATABASE "{database}" SET log_statement = {value}')
+        db.execute(f'ALTER DATABASE "{database}" SET log_statement = \'all\'')
 
 
 class LoggedPostgres(FilledPostgres):
-    """Logs statements from its sessions' start."""
-
     def start(self, url):
-        log_statements(self.cluster, self.database, True)
+        log_statements(self.cluster, self.database)
         super().start(url)
 
 
 class LoggedGraphile(Graphile):
-    def prepare(self):
-        super().prepare()
-        # Its sessions are there already: they take the setting when they start.
-        log_statements(self.cluster, self.database, True)
-        with self.cluster.connect() as db:
-            db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                       " WHERE datname = %s AND application_name NOT LIKE 'psycopg%%'"
-                       "   AND pid <> ALL(%s)",
-                       (self.database, [self.watcher.info.backend_pid,
-                                        self.writer.info.backend_pid]))
-        time.sleep(3)
+    def start(self, url):
+        log_statements(self.cluster, self.database)
+        super().start(url)
 
 
 class Idle:
@@ -131,9 +121,8 @@ class Idle:
             return found
         finally:
             for subject in subjects.values():
-                if hasattr(subject, "watcher") or hasattr(subject, "db"):
-                    subject.close()
-                    subject.discard()
+                subject.close()
+                subject.discard()
 
 
 class Memory:
@@ -154,8 +143,8 @@ class Memory:
 
     @staticmethod
     def idle(subject, plugins):
-        subject.prepare()
         try:
+            subject.prepare()
             if plugins is None:
                 subject.warm()
             elif plugins:
@@ -168,8 +157,8 @@ class Memory:
 
     @staticmethod
     def load(subject, events):
-        subject.prepare()
         try:
+            subject.prepare()
             subject.warm()
             subject.record(events)
             watch = procs.Peak(subject.pids()[0])

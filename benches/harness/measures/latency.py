@@ -115,7 +115,9 @@ class Latency:
         yield "graphile-worker 1000/s", lambda: self.graphile_steady(bench, 1000)
         # Its notifications let one transaction commit at a time, which keeps
         # single jobs from coming at that rate: transactions of ten as well.
-        yield "outrigger 1000/s by tens", lambda: self.steady(bench, 1000, 0, tens=True)
+        for rate in (1000, 5000):
+            yield f"outrigger {rate}/s by tens", lambda r=rate: self.steady(
+                bench, r, 0, tens=True)
         for mode in ("", "-default"):
             yield f"graphile-worker{mode} 1000/s by tens", lambda m=mode: self.graphile_steady(
                 bench, 1000, mode=m.lstrip("-") or "fast", tens=True)
@@ -132,8 +134,8 @@ class Latency:
     def steady(self, bench, rate, backlog, tens=False):
         seconds, skip, _ = self.spans(bench)
         subject = Clocked(bench, "200/s", backlog // 10 if bench.quick else backlog)
-        subject.prepare()
         try:
+            subject.prepare()
             subject.warm()
             subject.settle()
             subject.start_backlog()
@@ -155,8 +157,8 @@ class Latency:
     def burst(self, bench):
         _, _, times = self.spans(bench)
         subject = Clocked(bench, "all")
-        subject.prepare()
         try:
+            subject.prepare()
             subject.warm()
             subject.settle()
             subject.mark()
@@ -177,8 +179,8 @@ class Latency:
     def graphile_steady(self, bench, rate, mode="fast", tens=False):
         seconds, skip, _ = self.spans(bench)
         subject = GraphileClocked(bench, mode=mode)
-        subject.prepare()
         try:
+            subject.prepare()
             subject.warm(200)
             subject.settle()
             made = self.load(bench, subject, JOB, jobs(10), seconds, rate, tens)
@@ -187,7 +189,7 @@ class Latency:
                 "SELECT count(*) FROM graphile_worker._private_jobs").fetchone()[0]
             if left > rate:
                 samples = subject.workers[0].ask("samples")["samples"]
-                return {"rate": made, "left": left} | subject.figures(samples, skip)
+                return {"rate": made, "left": left} | subject.figures(samples)
             return {"rate": made} | subject.figures(subject.samples(), skip)
         finally:
             subject.close()
@@ -196,8 +198,8 @@ class Latency:
     def graphile_burst(self, bench, mode="fast"):
         _, _, times = self.spans(bench)
         subject = GraphileClocked(bench, mode=mode)
-        subject.prepare()
         try:
+            subject.prepare()
             subject.warm(200)
             subject.settle()
             for _ in range(times):

@@ -65,6 +65,8 @@ class Cluttered(OutriggerPostgres):
 class Snapshot(OutriggerPostgres):
     """A transaction that somebody else has left open: nothing can be vacuumed."""
 
+    held = None
+
     def prepare(self):
         super().prepare()
         self.held = self.cluster.connect(self.database, autocommit=False)
@@ -72,7 +74,8 @@ class Snapshot(OutriggerPostgres):
         self.held.execute("SELECT count(*) FROM outrigger_outbox")
 
     def close(self):
-        self.held.close()
+        if self.held is not None:
+            self.held.close()
         super().close()
 
 

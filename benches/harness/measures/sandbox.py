@@ -51,8 +51,6 @@ class Guests:
             figures = drain(subject, events)
         except HostError as error:
             if isolation == "batch" and " 422 " in str(error):
-                subject.close()
-                subject.discard()
                 return {"notAvailable": "the host refuses isolation = \"batch\""}
             raise
         return figures | {"each": each(figures)}

@@ -24,8 +24,8 @@ class Soak:
         peak = drain(OutriggerPostgres(bench), bench.share(100_000, 10_000))["perSecond"]
         rate = peak / 2
         subject = OutriggerPostgres(bench, settings={"OUTRIGGER_RETENTION": "60s"})
-        subject.prepare()
         try:
+            subject.prepare()
             subject.warm()
             subject.settle()
             load = Load(bench, subject.database, events(TRANSACTION), bench.soak,
