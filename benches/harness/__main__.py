@@ -87,14 +87,18 @@ def parse():
                         help="run the soak, so long: 10m, 90s")
     parser.add_argument("--report", action="store_true",
                         help="only write the tables and plots from the results that are there")
-    parser.add_argument("--results", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--results", metavar="DIR",
+                        help="where figures, tables and plots go (benches/results, docs/performance)")
     for hidden in ("--binary", "--probe", "--plugins", "--guests", "--node", "--postgres",
-                   "--postgres-folder", "--postgres-bin", "--plots"):
+                   "--postgres-folder", "--postgres-bin"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     options = parser.parse_args()
     unknown = [name for name in options.measures if name not in names]
     if unknown:
         parser.error(f"no such measure: {', '.join(unknown)}; there are {', '.join(names)}")
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    options.plots = options.results or os.path.join(root, "docs", "performance")
+    options.results = options.results or os.path.join(root, "benches", "results")
     options.rounds = options.rounds or (1 if options.quick else 5)
     return options
 

@@ -76,9 +76,9 @@ def table(documents):
     """(what, median, smallest, largest, rule, bound, whether it holds) of each ratio;
     without figures where a measure is missing."""
     f = Figures(documents)
-    drained, others = lambda which="main": f.one("drain", "outrigger-postgres", which), {}
-    others["graphile"] = f.one("competitors", "graphile-worker")
-    others["pgboss"] = f.one("competitors", "pg-boss")
+    drained = lambda which="main": f.one("drain", "outrigger-postgres", which)
+    others = {"graphile": f.one("competitors", "graphile-worker"),
+              "pgboss": f.one("competitors", "pg-boss")}
     sqlite = f.one("drain", "outrigger-sqlite")
     rate = "perSecond"
     order = lambda name: f.one("order", name)
@@ -90,7 +90,8 @@ def table(documents):
         ("PostgreSQL drain : its ceiling", "≥", 0.5,
          by_round(drained(), f.one("ceiling", "ceiling-postgres"), rate)),
         ("largest drain : smallest (rate)", "≥", 0.9,
-         by_round(drained("large"), drained("small"), rate)),
+         by_round(drained("large"), drained("small"), rate)
+         if len(f.named("drain", "outrigger-postgres")) > 1 else []),
         ("SQLite drain : graphile-worker's", "≥", 2.0, by_round(sqlite, others["graphile"], rate)),
         ("SQLite drain : its ceiling", "≥", 0.4,
          by_round(sqlite, f.one("ceiling", "ceiling-sqlite"), rate)),
