@@ -74,7 +74,7 @@ def best_of(figures, names, path):
 
 def table(documents):
     """(what, median, smallest, largest, rule, bound, whether it holds) of each ratio;
-    without figures where a measure is missing."""
+    without figures where a measure is missing, and no bound where it is only told."""
     f = Figures(documents)
     drained = lambda which="main": f.one("drain", "outrigger-postgres", which)
     others = {"graphile": f.one("competitors", "graphile-worker"),
@@ -86,6 +86,8 @@ def table(documents):
     found = [
         ("PostgreSQL drain : graphile-worker's", "≥", 1.3,
          by_round(drained(), others["graphile"], rate)),
+        ("PostgreSQL drain : graphile-worker's, tuned further", "", None,
+         by_round(drained(), f.one("competitors", "graphile-worker-tuned"), rate)),
         ("PostgreSQL drain : pg-boss's", "≥", 3.0, by_round(drained(), others["pgboss"], rate)),
         ("PostgreSQL drain : its ceiling", "≥", 0.5,
          by_round(drained(), f.one("ceiling", "ceiling-postgres"), rate)),
@@ -127,5 +129,7 @@ def row(what, rule, bound, ratios):
     if not ratios:
         return (what, None, None, None, rule, bound, None)
     middle = statistics.median(ratios)
+    if bound is None:
+        return (what, middle, min(ratios), max(ratios), rule, bound, None)
     holds = {"≥": middle >= bound, "≤": middle <= bound, "<": middle < bound}[rule]
     return (what, middle, min(ratios), max(ratios), rule, bound, holds)

@@ -67,8 +67,15 @@ def write(results, plots):
     print()
     for what, middle, _, _, rule, bound, holds in table:
         if middle is not None:
-            print(f"{'ok   ' if holds else 'short'}  {what}: {middle:.3g} ({rule} {bound:g})")
+            print(f"{WORDS[holds]:5}  {what}: {middle:.3g} {limit(rule, bound)}")
     return 0
+
+
+WORDS = {True: "ok", False: "short", None: ""}
+
+
+def limit(rule, bound):
+    return "" if bound is None else f"{rule} {bound:g}"
 
 
 def head(documents):
@@ -90,10 +97,10 @@ def ratio_lines(table):
     lines = ["| Ratio | Median | Rounds | Bound | |", "|---|---|---|---|---|"]
     for what, middle, least, most, rule, bound, holds in table:
         if middle is None:
-            lines.append(f"| {what} | | | {rule} {bound:g} | not measured |")
+            lines.append(f"| {what} | | | {limit(rule, bound)} | not measured |")
         else:
             lines.append(f"| {what} | {middle:.3g} | {least:.3g} – {most:.3g} |"
-                         f" {rule} {bound:g} | {'ok' if holds else 'short'} |")
+                         f" {limit(rule, bound)} | {WORDS[holds]} |")
     return lines + [""]
 
 
