@@ -87,6 +87,7 @@ def parse():
                         help="run the soak, so long: 10m, 90s")
     parser.add_argument("--report", action="store_true",
                         help="only write the tables and plots from the results that are there")
+    parser.add_argument("--check", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--results", metavar="DIR",
                         help="where figures, tables and plots go (benches/results, docs/performance)")
     for hidden in ("--binary", "--probe", "--plugins", "--guests", "--node", "--postgres",
@@ -113,6 +114,8 @@ def span(text):
 
 def main():
     options = parse()
+    if options.check:
+        return 0
     if options.report:
         return report.write(options.results, options.plots)
     bench = Bench(options)

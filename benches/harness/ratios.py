@@ -89,6 +89,8 @@ def table(documents):
         ("PostgreSQL drain : graphile-worker's, tuned further", "", None,
          by_round(drained(), f.one("competitors", "graphile-worker-tuned"), rate)),
         ("PostgreSQL drain : pg-boss's", "≥", 3.0, by_round(drained(), others["pgboss"], rate)),
+        ("PostgreSQL drain : pg-boss's in one loop", "", None,
+         by_round(drained(), f.one("competitors", "pg-boss-one-loop"), rate)),
         ("PostgreSQL drain : its ceiling", "≥", 0.5,
          by_round(drained(), f.one("ceiling", "ceiling-postgres"), rate)),
         ("largest drain : smallest (rate)", "≥", 0.9,

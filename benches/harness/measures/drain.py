@@ -85,6 +85,7 @@ class Competitors:
         yield f"graphile-worker-default {count(few)}", lambda: one(
             Graphile(bench, mode="default"), few)
         yield f"pg-boss {label}", lambda: one(PgBoss(bench), bench.events)
+        yield f"pg-boss-one-loop {label}", lambda: one(PgBoss(bench, loops=1), bench.events)
 
 
 class Ceiling:
