@@ -8,6 +8,10 @@ use outrigger::{
     config::Environment,
 };
 
+/// Every call allocates, on one thread, what is freed on another.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();

@@ -46,7 +46,7 @@ impl Default for Events {
 impl Default for Router {
     fn default() -> Self {
         Self {
-            poll_interval: Span::from_secs(1),
+            poll_interval: Span::from_secs(2),
             batch_size: 500,
             lease: Span::from_secs(60),
             concurrency: 64,

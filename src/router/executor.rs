@@ -1,20 +1,23 @@
 //! Makes the calls: each ends in exactly one [`Ending`].
 
 use std::{
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
-        Arc,
+        Arc, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use futures::poll;
 use tokio::{select, sync::OwnedSemaphorePermit, time::sleep};
+
+use uuid::Uuid;
 
 use super::{
     ending::{Ending, Summary},
     host::Host,
-    ledger::{ChainKey, Job, PATIENCE, Start},
+    ledger::{ChainKey, Job, Ledger, PATIENCE, Start},
     pending::View,
 };
 use crate::{
@@ -28,22 +31,48 @@ use crate::{
 };
 
 impl Host {
-    /// Starts what is to be started, and tells the settler what has ended.
+    /// Sees to it that what is to be started is, and tells the settler what has
+    /// ended.
     pub(super) fn pump(self: &Arc<Self>) {
-        let starts = {
-            let mut ledger = self.ledger();
-            self.pulse.holds(ledger.len());
-            ledger.starts()
-        };
-        self.to_settle.notify_one();
-        for start in starts {
-            let host = Arc::clone(self);
-            match start {
-                Start::Chain(chain) => self.tasks.spawn(async move { host.run_chain(chain).await }),
-                Start::Free(job) => self.tasks.spawn(async move {
+        self.pump_from(self.ledger());
+    }
+
+    fn pump_from(self: &Arc<Self>, mut ledger: MutexGuard<'_, Ledger>) {
+        self.pulse.holds(ledger.len());
+        let (news, starts) = (ledger.has_news(), ledger.starter(self.starters));
+        drop(ledger);
+        if news {
+            self.to_settle.notify_one();
+        }
+        if starts {
+            self.tasks.spawn(Arc::clone(self).start_all());
+        }
+    }
+
+    /// Starts one after another. Most calls end without waiting for anything,
+    /// here and now, in memory that the last one has just left; those that
+    /// don't go on in tasks of their own.
+    async fn start_all(self: Arc<Self>) {
+        let starter = Starter(&self);
+        let mut turn = 0_usize;
+        while let Some(start) = starter.next() {
+            let host = Arc::clone(&self);
+            let mut work: Pin<Box<dyn Future<Output = ()> + Send>> = match start {
+                Start::Chain(chain) => Box::pin(host.run_chain(chain)),
+                Start::Free(job) => Box::pin(async move {
                     host.run(&job, &AtomicBool::new(false)).await;
                 }),
             };
+            if poll!(work.as_mut()).is_pending() {
+                self.tasks.spawn(work);
+            }
+            turn += 1;
+            if turn.is_multiple_of(STARTS) {
+                tokio::task::yield_now().await;
+            } else if turn == 1 {
+                // There may be work for another one beside this.
+                self.pump();
+            }
         }
     }
 
@@ -53,6 +82,9 @@ impl Host {
             let Some(job) = next else { return };
             let begun = AtomicBool::new(false);
             let mut call = pin!(self.run(&job, &begun));
+            if poll!(call.as_mut()).is_ready() {
+                continue;
+            }
             let mut slow = false;
             loop {
                 select! {
@@ -79,8 +111,9 @@ impl Host {
             Err(_) if job.delivery.is_some() => Ending::Released,
             Err(cause) => Ending::Spilled(cause),
         };
-        self.ledger().ended(job, ending);
-        self.pump();
+        let mut ledger = self.ledger();
+        ledger.ended(job, ending);
+        self.pump_from(ledger);
     }
 
     /// Makes a call when its turn comes, or answers why it may not for now.
@@ -231,10 +264,7 @@ impl Host {
             max_attempts: spec.retry.max_attempts,
             // Leases are renewed while calls run; a lost one ends the call.
             deadline: spec.limits.deadline.get(),
-            idempotency_key: match delivery {
-                0 => format!("{message_id}/{}", job.rule.name()),
-                replay => format!("{message_id}/{}/{replay}", job.rule.name()),
-            },
+            idempotency_key: idempotency_key(message_id, job.rule.name(), delivery),
             now: self.clock.now(),
             state: Arc::new(View {
                 store: Arc::clone(&self.store) as _,
@@ -331,9 +361,39 @@ impl Host {
     }
 }
 
+/// Starts until others get their turn.
+const STARTS: usize = 16;
+
+/// One of the few that start what is to be started; counted by the ledger.
+struct Starter<'a>(&'a Arc<Host>);
+
+impl Starter<'_> {
+    fn next(&self) -> Option<Start> {
+        self.0.ledger().start()
+    }
+}
+
+impl Drop for Starter<'_> {
+    fn drop(&mut self) {
+        self.0.ledger().starter_ends();
+        // A start that came in between, or was left when this one broke off.
+        self.0.pump();
+    }
+}
+
 /// How long a delivery that is held waits for its turn, where its trigger has
 /// a rate.
 const FORBEARANCE: Duration = Duration::from_secs(5);
+
+/// The same at every attempt of a delivery; another one at each replay.
+fn idempotency_key(message_id: Uuid, trigger: &str, replay: u32) -> String {
+    let mut id = [0; uuid::fmt::Hyphenated::LENGTH];
+    let id = message_id.hyphenated().encode_lower(&mut id);
+    match replay {
+        0 => [id, "/", trigger].concat(),
+        replay => format!("{id}/{trigger}/{replay}"),
+    }
+}
 
 /// 1 at the first attempt.
 fn number(job: &Job) -> u32 {

@@ -26,6 +26,8 @@ pub(super) struct Host {
     pub(super) settings: Settings,
     pub(super) rules: ArcSwap<Rules>,
     pub(super) clock: Clock,
+    /// Tasks that start calls: as many as can run at once.
+    pub(super) starters: usize,
     /// Calls that may run at once, all triggers together.
     pub(super) calls: Semaphore,
     pub(super) alone: Alone,
@@ -117,6 +119,7 @@ impl Host {
             pulse: Arc::default(),
             rules: ArcSwap::default(),
             clock: Clock::default(),
+            starters: std::thread::available_parallelism().map_or(1, usize::from),
             calls: Semaphore::new(settings.concurrency),
             alone: Alone::default(),
             to_settle: Notify::new(),

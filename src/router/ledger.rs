@@ -12,11 +12,13 @@
 //! becomes of units that have ended, `track` the low-water marks.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     hash::{BuildHasher, RandomState},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
+
+use hashbrown::HashMap;
 
 use super::{
     ending::{Ending, guilty},
@@ -177,7 +179,9 @@ pub(super) struct Ledger {
     /// Payloads of all of them.
     bytes: u64,
     lanes: HashMap<Lane, usize>,
-    starts: Vec<Start>,
+    starts: VecDeque<Start>,
+    /// Tasks that take starts.
+    starters: usize,
     hasher: RandomState,
     last: UnitId,
     claims: u64,
@@ -336,9 +340,27 @@ impl Ledger {
         (free * 3).saturating_sub(held).min(free)
     }
 
-    /// Tasks to start.
-    pub(super) fn starts(&mut self) -> Vec<Start> {
-        std::mem::take(&mut self.starts)
+    /// Whether one more task is to take starts, of `most`; it counts from now on.
+    pub(super) fn starter(&mut self, most: usize) -> bool {
+        let more = !self.starts.is_empty() && self.starters < most;
+        self.starters += usize::from(more);
+        more
+    }
+
+    /// What is to be started next.
+    pub(super) fn start(&mut self) -> Option<Start> {
+        self.starts.pop_front()
+    }
+
+    /// A task takes no starts any more.
+    pub(super) fn starter_ends(&mut self) {
+        self.starters = self.starters.saturating_sub(1);
+    }
+
+    /// Whether there is something to settle or to give back that the settlers
+    /// don't know of.
+    pub(super) fn has_news(&mut self) -> bool {
+        self.ready.has_news() || !self.released.is_empty()
     }
 
     /// Claims whose lease ends before `before`, with their leases.
@@ -417,12 +439,14 @@ impl Ledger {
         }
         if let Some(line) = unit.line
             && let Some(queue) = self.lines.get_mut(&line)
+            // Units join a line in the order of their ids.
+            && let Ok(at) = queue.binary_search(&id)
         {
-            queue.retain(|other| *other != id);
+            queue.remove(at);
             if queue.is_empty() {
                 self.lines.remove(&line);
             } else {
-                self.forward(line);
+                self.forward(line, at);
             }
         }
         let ended = unit.line.is_none_or(|line| !self.lines.contains_key(&line));

@@ -31,6 +31,9 @@ const SWEEP: Duration = Duration::from_secs(1);
 const GLANCE: Duration = Duration::from_millis(20);
 const GLANCES: u32 = 20;
 
+/// Rows that are admitted while nothing else looks into the ledger.
+const ADMITTED: usize = 64;
+
 /// Payloads of one claim, and of all that is held, in bytes.
 const CLAIM_BYTES: u64 = 32 << 20;
 const HELD_BYTES: u64 = 128 << 20;
@@ -250,26 +253,31 @@ impl Poller {
             return self.leave(&claims).await;
         }
         let lease = Arc::new(Lease::new(began + self.host.settings.lease));
-        let matched: Vec<_> = claimed
-            .rows
-            .into_iter()
-            .map(|row| {
-                let matching = rules.matching(&row.event);
-                (row, matching)
-            })
-            .collect();
-        {
-            let mut ledger = self.host.ledger();
-            ledger.sees(claimed.horizon);
-            for (row, matching) in matched {
-                // A lane lost since, even if it was taken again: the claim is void.
-                if let Some(tenure) = still_held(held, row.event.lane) {
-                    let terms = Terms { lease: Arc::clone(&lease), tenure: Arc::clone(tenure) };
-                    ledger.admit_event(row, matching, &terms, number);
+        self.host.ledger().sees(claimed.horizon);
+        let mut rows = claimed.rows.into_iter().peekable();
+        // Calls begin while the rest is being admitted.
+        while rows.peek().is_some() {
+            let some: Vec<_> = rows
+                .by_ref()
+                .take(ADMITTED)
+                .map(|row| {
+                    let matching = rules.matching(&row.event);
+                    (row, matching)
+                })
+                .collect();
+            {
+                let mut ledger = self.host.ledger();
+                for (row, matching) in some {
+                    // A lane lost since, even if it was taken again: the claim is void.
+                    if let Some(tenure) = still_held(held, row.event.lane) {
+                        let terms = Terms { lease: Arc::clone(&lease), tenure: Arc::clone(tenure) };
+                        ledger.admit_event(row, matching, &terms, number);
+                    }
                 }
             }
-            ledger.claim_ends(number);
+            self.host.pump();
         }
+        self.host.ledger().claim_ends(number);
         self.host.pump();
         Ok(())
     }

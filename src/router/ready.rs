@@ -4,7 +4,9 @@
 //! are written, so can those of others be, and a project with many holds up
 //! none with few.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
+
+use hashbrown::{HashMap, HashSet};
 
 use super::ledger::UnitId;
 
@@ -18,16 +20,25 @@ pub(super) struct Ready {
     turns: VecDeque<String>,
     /// Projects of which some are being written: the rest comes after these.
     busy: HashSet<String>,
+    /// Whether there is something new of a project that isn't busy.
+    news: bool,
 }
 
 impl Ready {
     pub(super) fn push(&mut self, project: &str, id: UnitId) {
+        self.news |= !self.busy.contains(project);
         if let Some(queue) = self.queues.get_mut(project) {
             queue.push_back(id);
         } else {
             self.queues.insert(project.to_owned(), VecDeque::from([id]));
             self.turns.push_back(project.to_owned());
         }
+    }
+
+    /// Whether something may be taken that could not the last time. What is
+    /// busy is looked at again by whoever is busy with it.
+    pub(super) fn has_news(&mut self) -> bool {
+        std::mem::take(&mut self.news)
     }
 
     pub(super) fn remove(&mut self, project: &str, id: UnitId) {

@@ -187,7 +187,7 @@ fn pool(settings: &Settings, slots: u32) -> PoolingAllocationConfig {
         .table_elements(TABLE_ELEMENTS)
         .linear_memory_keep_resident(2 << 20)
         .table_keep_resident(128 << 10)
-        .async_stack_keep_resident(64 << 10)
+        .async_stack_keep_resident(32 << 10)
         .max_unused_warm_slots(64)
         .decommit_batch_size(1)
         .pagemap_scan(Enabled::Auto);

@@ -26,14 +26,15 @@ pub(super) fn migrations(
     inbox: &str,
     lanes: u16,
 ) -> Vec<Migration> {
-    let texts = match dialect {
-        Dialect::Postgres => [
+    let texts: &[(&'static str, &str)] = match dialect {
+        Dialect::Postgres => &[
             ("init", include_str!("../../migrations/postgres/0001_init.sql")),
             ("inbox", include_str!("../../migrations/postgres/0002_inbox.sql")),
             ("replay", include_str!("../../migrations/postgres/0003_replay.sql")),
             ("trials", include_str!("../../migrations/postgres/0004_trials.sql")),
+            ("ids in time", include_str!("../../migrations/postgres/0005_ids_in_time.sql")),
         ],
-        Dialect::Sqlite => [
+        Dialect::Sqlite => &[
             ("init", include_str!("../../migrations/sqlite/0001_init.sql")),
             ("inbox", include_str!("../../migrations/sqlite/0002_inbox.sql")),
             ("replay", include_str!("../../migrations/sqlite/0003_replay.sql")),
@@ -47,6 +48,6 @@ pub(super) fn migrations(
     };
     (1..)
         .zip(texts)
-        .map(|(version, (name, text))| Migration { version, name, sql: fill(text) })
+        .map(|(version, &(name, text))| Migration { version, name, sql: fill(text) })
         .collect()
 }

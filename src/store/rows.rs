@@ -9,7 +9,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
-use super::{AgedEvent, Chain, DeliveryRow, End, EventRow, Prefix, Role, Settlement, StoreError};
+use super::{
+    AgedEvent, Chain, DeliveryRow, End, EventRow, Prefix, Role, Row, Settlement, StoreError,
+};
 use crate::model::{attempt::Attempt, outcome::FailureKind};
 
 /// SQL templates with the table prefix filled in: `{p}outbox`.
@@ -103,6 +105,24 @@ pub(super) fn totals<'a>(group: &[&'a Settlement]) -> BTreeMap<(&'a str, &'a str
         }
     }
     totals
+}
+
+/// Of a group in which every event ends without touching state, each pk, claim
+/// and result, by pk: nothing but its claims can be in the way of writing it.
+pub(super) fn plain(group: &[Settlement]) -> Option<Vec<(i64, Uuid, &str)>> {
+    let mut rows = group
+        .iter()
+        .map(|s| match (s.claim.row, &s.end) {
+            (Row::Event(pk), End::Dispatched { result_json, .. })
+                if s.effects.iter().all(|one| one.effects.state.is_empty()) =>
+            {
+                Some((pk, s.claim.id, &**result_json))
+            }
+            _ => None,
+        })
+        .collect::<Option<Vec<_>>>()?;
+    rows.sort_unstable_by_key(|row| row.0);
+    Some(rows)
 }
 
 /// Bytes of payloads that are read at once to be archived.

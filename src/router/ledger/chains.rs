@@ -120,11 +120,11 @@ impl Ledger {
             again,
         };
         let Some(chain) = share.chain else {
-            self.starts.push(Start::Free(job));
+            self.starts.push_back(Start::Free(job));
             return;
         };
         let link = self.chains.entry(chain).or_insert_with(|| {
-            self.starts.push(Start::Chain(chain));
+            self.starts.push_back(Start::Chain(chain));
             Link::default()
         });
         let at = link.queue.partition_point(|other| other.unit < id);

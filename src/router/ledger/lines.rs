@@ -270,18 +270,29 @@ impl Ledger {
             return;
         }
         unit.stage = Stage::Complete;
-        if let Some(line) = unit.line {
-            self.forward(line);
-        } else {
+        let Some(line) = unit.line else {
             unit.stage = Stage::Ready;
             self.ready.push(&unit.event.project, id);
+            return;
+        };
+        if let Some(Ok(at)) = self.lines.get(&line).map(|queue| queue.binary_search(&id)) {
+            self.forward(line, at);
         }
     }
 
-    /// Makes ready what is complete at the head of a line.
-    pub(super) fn forward(&mut self, line: Line) {
+    /// Makes ready what is complete in a line from a place on, up to the first
+    /// that isn't, if nothing before that place has still to become ready.
+    pub(super) fn forward(&mut self, line: Line, from: usize) {
         let Some(queue) = self.lines.get(&line) else { return };
-        for id in queue {
+        let waits = |id: &UnitId| {
+            let unit = self.units.get(id);
+            unit.is_some_and(|unit| matches!(unit.stage, Stage::Running | Stage::Complete))
+        };
+        // What stands before it is ready as far as it can be.
+        if from.checked_sub(1).and_then(|before| queue.get(before)).is_some_and(waits) {
+            return;
+        }
+        for id in queue.range(from.min(queue.len())..) {
             let Some(unit) = self.units.get_mut(id) else { continue };
             match unit.stage {
                 Stage::Running => break,
@@ -289,7 +300,8 @@ impl Ledger {
                     unit.stage = Stage::Ready;
                     self.ready.push(&unit.event.project, *id);
                 }
-                Stage::Ready | Stage::Settling => {}
+                // So is what comes after it, as far as it can be.
+                Stage::Ready | Stage::Settling => break,
             }
         }
     }

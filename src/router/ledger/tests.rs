@@ -214,7 +214,7 @@ impl Sim {
 
     /// Starts what is to be started, and lets some task make its next call.
     fn go_on(&mut self) {
-        for start in self.ledger.starts() {
+        while let Some(start) = self.ledger.start() {
             match start {
                 Start::Chain(chain) => self.idle.push(chain),
                 Start::Free(job) => self.running.push((job, false)),

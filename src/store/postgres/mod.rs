@@ -75,7 +75,11 @@ impl Postgres {
                 .idle_timeout(Duration::from_mins(5))
                 // These ask in bounded time, instead of a ping that hasn't any.
                 .test_before_acquire(false)
-                .before_acquire(|connection, _| Box::pin(answers(connection)))
+                .before_acquire(|connection, meta| {
+                    Box::pin(async move {
+                        if meta.idle_for < LIVELY { Ok(true) } else { answers(connection).await }
+                    })
+                })
                 .after_release(|connection, _| Box::pin(answers(connection)))
         };
         // A session whose client has silently gone must not keep its locks.
@@ -183,6 +187,9 @@ const LEAST_WAIT: Duration = Duration::from_millis(500);
 /// How long a connection may take to say that it is alive. One whose other end
 /// has silently gone would hold its place in the pool for ever.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
+
+/// A connection that was used so lately isn't asked.
+const LIVELY: Duration = Duration::from_secs(1);
 
 /// Whether a connection works; an error closes it without a farewell.
 async fn answers(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {

@@ -213,6 +213,15 @@ impl Postgres {
     }
 
     pub(super) async fn advance_one(&self, batch: u32) -> Result<bool, StoreError> {
+        // Most of the time there is nothing to do, and no transaction to begin.
+        let some: bool = query_scalar(self.sql.of("SELECT EXISTS (SELECT FROM {p}operation
+              WHERE state = 'running' AND kind IN ('requeue', 'purge'))"))
+        .fetch_one(&self.pool)
+        .await
+        .map_err(fault)?;
+        if !some {
+            return Ok(false);
+        }
         let mut tx = self.pool.begin().await.map_err(fault)?;
         let row = query(self.sql.of("SELECT * FROM {p}operation
               WHERE state = 'running' AND kind IN ('requeue', 'purge')

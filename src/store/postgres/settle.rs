@@ -3,7 +3,7 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use sqlx::{PgConnection, query};
+use sqlx::{AssertSqlSafe, PgConnection, Transaction, query};
 use uuid::Uuid;
 
 use super::{
@@ -24,7 +24,7 @@ use crate::{
         claim::{Proof, proof},
         overlay::{Needs, hold_up},
         replay::Key,
-        rows::{chain_code, millis, to_json},
+        rows::{chain_code, millis, plain, to_json},
     },
 };
 
@@ -38,18 +38,17 @@ impl Postgres {
         within: Duration,
     ) -> Result<Vec<Settled>, StoreError> {
         let work = async {
-            let mut tx = self.router.begin().await.map_err(fault)?;
-            // A wait for a lock must end before the leases do, and so must the
-            // transaction of a host that is heard of no more.
-            query(
-                "SELECT set_config('lock_timeout', $1, true),
-                        set_config('statement_timeout', $1, true),
-                        set_config('idle_in_transaction_session_timeout', $1, true)",
-            )
-            .bind(millis(within).max(1).to_string())
-            .execute(&mut *tx)
-            .await
-            .map_err(fault)?;
+            let mut tx = self.begin_bounded(within).await?;
+            if let Some(plain) = plain(group) {
+                if self.dispatch_held(&mut tx, &plain).await? {
+                    self.write_rest(&mut tx, &group.iter().collect::<Vec<_>>()).await?;
+                    tx.commit().await.map_err(fault)?;
+                    return Ok(vec![Settled::Done; group.len()]);
+                }
+                // Some are lost: one by one, it is found out which.
+                tx.rollback().await.map_err(fault)?;
+                tx = self.begin_bounded(within).await?;
+            }
             let verdicts = self.write_rows(&mut tx, group).await?;
             tx.commit().await.map_err(fault)?;
             Ok(verdicts)
@@ -57,6 +56,43 @@ impl Postgres {
         tokio::time::timeout(within, work)
             .await
             .unwrap_or_else(|late| Err(StoreError::Busy(late.into())))
+    }
+
+    /// A transaction in which a wait for a lock ends before the leases do, and
+    /// which ends then too if this host is heard of no more.
+    async fn begin_bounded(
+        &self,
+        within: Duration,
+    ) -> Result<Transaction<'static, sqlx::Postgres>, StoreError> {
+        let millis = millis(within).max(1);
+        let begin = format!(
+            "BEGIN; SET LOCAL lock_timeout = {millis}; SET LOCAL statement_timeout = {millis};
+             SET LOCAL idle_in_transaction_session_timeout = {millis}"
+        );
+        self.router.begin_with(AssertSqlSafe(begin)).await.map_err(fault)
+    }
+
+    /// Dispatches events in the same statement that finds out whether their
+    /// claims hold. Answers whether all do; if not, the transaction is to be
+    /// rolled back.
+    async fn dispatch_held(
+        &self,
+        db: &mut PgConnection,
+        plain: &[(i64, Uuid, &str)],
+    ) -> Result<bool, StoreError> {
+        let updated = query(self.sql.of("UPDATE {p}outbox o
+                SET dispatched_at = (SELECT {p}now_ms()), result_json = r.result::json,
+                    claim_id = NULL, claimed_until = NULL
+               FROM unnest($1::bigint[], $2::uuid[], $3::text[]) AS r(pk, claim, result)
+              WHERE o.pk = r.pk AND o.claim_id = r.claim AND o.dispatched_at IS NULL"))
+        .bind(column(plain, |one| one.0))
+        .bind(column(plain, |one| one.1))
+        .bind(column(plain, |one| one.2) as Texts)
+        .execute(db)
+        .await
+        .map_err(fault)?
+        .rows_affected();
+        Ok(updated == plain.len() as u64)
     }
 
     async fn write_rows(
@@ -86,11 +122,20 @@ impl Postgres {
         let accepted = still(&verdicts);
         self.dispatch(db, &accepted).await?;
         self.end_deliveries(db, &accepted).await?;
-        self.spill(db, &accepted).await?;
-        self.emit(db, &accepted).await?;
-        self.keep_attempts(db, &accepted).await?;
-        self.count(db, &accepted).await?;
+        self.write_rest(db, &accepted).await?;
         Ok(verdicts.into_iter().map(|verdict| verdict.unwrap_or(Settled::Done)).collect())
+    }
+
+    /// What comes with rows that have ended.
+    async fn write_rest(
+        &self,
+        db: &mut PgConnection,
+        ended: &[&Settlement],
+    ) -> Result<(), StoreError> {
+        self.spill(db, ended).await?;
+        self.emit(db, ended).await?;
+        self.keep_attempts(db, ended).await?;
+        self.count(db, ended).await
     }
 
     /// Locks the rows whose claims still hold.

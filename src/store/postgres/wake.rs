@@ -6,7 +6,7 @@
 //! transaction that looked before a host fell asleep and commits afterwards
 //! notifies nobody; whoever waits at growing intervals finds it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::{
     AssertSqlSafe,
@@ -27,8 +27,15 @@ struct Listening {
     pool: PgPool,
     channel: String,
     ask: String,
-    listener: Mutex<Option<PgListener>>,
+    /// The listener, and until when this host has asked to be told.
+    listener: Mutex<Option<(PgListener, Instant)>>,
 }
+
+/// How much longer than a wait a host has to be told at the least.
+const SPARE: Duration = Duration::from_millis(100);
+
+/// Naps that one request to be told is good for.
+const NAPS: u32 = 2;
 
 impl Wake {
     pub(super) fn new(database: PgConnectOptions, options: &Options) -> Self {
@@ -82,15 +89,20 @@ impl Listening {
         if slot.is_none() {
             let mut listener = PgListener::connect_with(&self.pool).await?;
             listener.listen(&self.channel).await?;
-            *slot = Some(listener);
+            *slot = Some((listener, Instant::now()));
         }
-        let Some(listener) = slot.as_mut() else { return Ok(()) };
+        let Some((listener, asked)) = slot.as_mut() else { return Ok(()) };
         // What was sent while this host was busy, it has found by itself.
         while listener.next_buffered().is_some() {}
-        // Asked for a little longer than this wait, so that the next one,
-        // which asks again, begins before it ends.
-        let ask = i64::try_from(at_most.as_millis()).unwrap_or(i64::MAX).saturating_add(100);
-        sqlx::query(AssertSqlSafe(self.ask.as_str())).bind(ask).execute(database).await?;
+        // Asked anew a little before the wait would outlast it.
+        let wanted = at_most.saturating_add(SPARE);
+        if *asked < Instant::now() + wanted {
+            let ahead = wanted.saturating_mul(NAPS);
+            let until = Instant::now() + ahead;
+            let millis = i64::try_from(ahead.as_millis()).unwrap_or(i64::MAX);
+            sqlx::query(AssertSqlSafe(self.ask.as_str())).bind(millis).execute(database).await?;
+            *asked = until;
+        }
         // `None` is a connection that was lost and made anew: look around.
         listener.try_recv().await.map(drop)
     }

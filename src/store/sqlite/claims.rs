@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::{
     LANE, Sqlite, count,
-    events::{EVENT_COLUMNS, event, event_columns},
-    fault, get, id, now_ms, text,
+    events::{EVENT_COLUMNS, Gathered, event, event_columns, gathered_columns},
+    fault, gathered, get, id, now_ms, text,
     writer::Tx,
 };
 use crate::{
@@ -38,15 +38,24 @@ impl Picked {
     }
 
     /// Takes a row of (id, bytes) if there is room for it.
-    fn add(&mut self, row: &SqliteRow) -> Result<bool, StoreError> {
-        let bytes: i64 = get(row, 1)?;
+    fn add(&mut self, (id, bytes): (i64, i64)) -> bool {
         if bytes > self.left && !self.rows.is_empty() {
             self.cut = true;
-            return Ok(false);
+            return false;
         }
         self.left -= bytes;
-        self.rows.push(get(row, 0)?);
-        Ok(true)
+        self.rows.push(id);
+        true
+    }
+
+    /// Takes such rows, as many as there is room for.
+    fn add_all(&mut self, rows: &[SqliteRow]) -> Result<(), StoreError> {
+        for row in rows {
+            if !self.add((get(row, 0)?, get(row, 1)?)) {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -65,27 +74,29 @@ impl Sqlite {
         let mut found = Vec::with_capacity(seams.len());
         for seam in seams.iter().filter(|seam| held && seam.lane == LANE) {
             let rows = query(self.sql.of(
-                "SELECT pk, octet_length(payload_json) FROM {p}outbox INDEXED BY {p}outbox_due
-                  WHERE lane = 0 AND project_id = ?1 AND pk > ?2
-                    AND dispatched_at IS NULL AND available_at IS NULL
-                    AND (claim_id IS NULL OR claimed_until < ?3)
-                  ORDER BY pk LIMIT ?4",
+                "SELECT CAST(json_group_array(json_array(pk, bytes)) AS BLOB) FROM (
+                     SELECT pk, octet_length(payload_json) AS bytes
+                       FROM {p}outbox INDEXED BY {p}outbox_due
+                      WHERE lane = 0 AND project_id = ?1 AND pk > ?2
+                        AND dispatched_at IS NULL AND available_at IS NULL
+                        AND (claim_id IS NULL OR claimed_until < ?3)
+                      ORDER BY pk LIMIT ?4)",
             ))
             .bind(&seam.project)
             .bind(seam.above)
             .bind(now)
             .bind(i64::from(seam.limit))
-            .fetch_all(&mut *tx)
+            .fetch_one(&mut *tx)
             .await
             .map_err(fault)?;
-            found.push(rows);
+            found.push(gathered::<Vec<(i64, i64)>>(&rows)?);
         }
         // One of each seam, then the second of each, as far as they fit.
         for nth in 0.. {
             let mut round = found.iter().filter_map(|rows| rows.get(nth)).peekable();
             let over = round.peek().is_none();
             for row in round {
-                if !picked.add(row)? {
+                if !picked.add(*row) {
                     break;
                 }
             }
@@ -124,11 +135,7 @@ impl Sqlite {
             .fetch_all(&mut *tx)
             .await
             .map_err(fault)?;
-            for row in &rows {
-                if !picked.add(row)? {
-                    break;
-                }
-            }
+            picked.add_all(&rows)?;
         }
         self.claim_rows(tx, began, &picked, now, lease).await
     }
@@ -164,23 +171,32 @@ impl Sqlite {
             return Ok(Claimed { rows: Vec::new(), now, horizon: Horizon::default(), cut: false });
         }
         let id = Uuid::new_v4();
-        let rows = query(self.sql.of(concat!(
-            "UPDATE {p}outbox SET claim_id = ?2, claimed_until = ?3, claims = claims + 1
-              WHERE pk IN (SELECT value FROM json_each(?1)) RETURNING ",
-            "pk, message_id, project_id, resource, aggregate_id, event_name, schema_version,
-             payload_json, meta_json, dedup_key, created_at, available_at, lane, claims, trials"
-        )))
-        .bind(to_json(&picked.rows)?)
+        let pks = to_json(&picked.rows)?;
+        query(
+            self.sql
+                .of("UPDATE {p}outbox SET claim_id = ?2, claimed_until = ?3, claims = claims + 1
+              WHERE pk IN (SELECT value FROM json_each(?1))"),
+        )
+        .bind(&pks)
         .bind(id.to_string())
         .bind(now.saturating_add(millis(lease)))
-        .fetch_all(&mut *tx)
+        .execute(&mut *tx)
         .await
         .map_err(fault)?;
-        let mut events = Vec::with_capacity(rows.len());
-        for row in &rows {
-            let counts = (count(row, EVENT_COLUMNS)?, count(row, EVENT_COLUMNS + 1)?);
-            events.push((event(row)?, counts));
-        }
+        // All in one value: the driver hands rows over one by one, from a
+        // thread of its own.
+        let rows = query(self.sql.of(concat!(
+            "SELECT CAST(json_group_array(json_array(",
+            gathered_columns!(),
+            ")) AS BLOB) FROM {p}outbox o
+              WHERE o.pk IN (SELECT value FROM json_each(?1))"
+        )))
+        .bind(&pks)
+        .fetch_one(&mut *tx)
+        .await
+        .map_err(fault)?;
+        let rows: Vec<Gathered> = gathered(&rows)?;
+        let mut events: Vec<_> = rows.into_iter().map(Gathered::event).collect();
         events.sort_by_key(|(event, _)| event.pk);
         let mut open = self.open_triggers(&mut tx, events.iter().map(|(event, _)| event)).await?;
         tx.commit().await?;
@@ -228,11 +244,7 @@ impl Sqlite {
             .fetch_all(&mut *tx)
             .await
             .map_err(fault)?;
-            for row in &rows {
-                if !picked.add(row)? {
-                    break;
-                }
-            }
+            picked.add_all(&rows)?;
         }
         if picked.rows.is_empty() {
             return Ok(Claimed { rows: Vec::new(), now, horizon: Horizon::default(), cut: false });
@@ -336,7 +348,7 @@ impl Sqlite {
                 continue;
             }
             for row in behind {
-                if !get::<bool>(row, 2)? || !picked.add(row)? {
+                if !get::<bool>(row, 2)? || !picked.add((get(row, 0)?, get(row, 1)?)) {
                     break;
                 }
             }

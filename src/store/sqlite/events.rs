@@ -2,12 +2,16 @@
 
 use std::collections::HashMap;
 
+use serde::Deserialize;
 use sqlx::{SqliteConnection, query, sqlite::SqliteRow};
 use uuid::Uuid;
 
 use super::{Sqlite, count, fault, get, id, maybe_text, now, paged, text};
 use crate::{
-    model::event::{Event, NewEvent},
+    model::{
+        Lane,
+        event::{Event, NewEvent},
+    },
     store::{
         EventFilter, EventRow, EventStatus, Page, PageRequest, Recorded, StoreError, rows::to_json,
     },
@@ -25,6 +29,17 @@ pub(super) use event_columns;
 
 /// How many columns [`event_columns`] has.
 pub(super) const EVENT_COLUMNS: usize = 13;
+
+/// What [`Gathered`] is made of. An id may have been written as a blob, which
+/// JSON can't hold; other columns are checked to be text.
+macro_rules! gathered_columns {
+    () => {
+        "o.pk, CAST(o.message_id AS TEXT), o.project_id, o.resource, o.aggregate_id, \
+         o.event_name, o.schema_version, o.payload_json, o.meta_json, o.dedup_key, o.created_at, \
+         o.available_at, o.lane, o.claims, o.trials"
+    };
+}
+pub(super) use gathered_columns;
 
 /// Where a row of `o` stands at `?1`.
 macro_rules! standing {
@@ -273,6 +288,48 @@ pub(super) fn event(row: &SqliteRow) -> Result<Event, StoreError> {
         available_at: get(row, 11)?,
         lane: get(row, 12)?,
     })
+}
+
+/// A claimed event as one of an array in JSON.
+#[derive(Deserialize)]
+pub(super) struct Gathered(
+    i64,
+    Uuid,
+    String,
+    String,
+    String,
+    String,
+    u32,
+    String,
+    Option<String>,
+    Option<String>,
+    i64,
+    Option<i64>,
+    Lane,
+    u32,
+    u32,
+);
+
+impl Gathered {
+    /// The event, how often it was claimed, and its trials.
+    pub(super) fn event(self) -> (Event, (u32, u32)) {
+        let event = Event {
+            pk: self.0,
+            message_id: self.1,
+            project: self.2,
+            resource: self.3,
+            aggregate_id: self.4,
+            event_name: self.5,
+            schema_version: self.6,
+            payload: self.7,
+            meta: self.8,
+            dedup_key: self.9,
+            created_at: self.10,
+            available_at: self.11,
+            lane: self.12,
+        };
+        (event, (self.13, self.14))
+    }
 }
 
 pub(super) fn event_row(row: &SqliteRow) -> Result<EventRow, StoreError> {

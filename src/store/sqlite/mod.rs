@@ -10,6 +10,7 @@ use std::{
     sync::{Arc, atomic::AtomicI64},
 };
 
+use serde::de::DeserializeOwned;
 use sqlx::{
     Row as _, SqliteConnection, SqlitePool,
     sqlite::{
@@ -28,7 +29,7 @@ use self::{
 use super::{
     Options, Page, PageRequest, StoreError,
     migrate::{Dialect, migrations},
-    rows::Sql,
+    rows::{Sql, from_json},
 };
 use crate::model::{Lane, UnixMillis};
 
@@ -331,6 +332,12 @@ fn text(row: &SqliteRow, index: usize) -> Result<String, StoreError> {
 fn maybe_text(row: &SqliteRow, index: usize) -> Result<Option<String>, StoreError> {
     let bytes: Option<&[u8]> = get(row, index)?;
     Ok(bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
+}
+
+/// What a statement has gathered into one JSON document, cast to a blob.
+fn gathered<T: DeserializeOwned>(row: &SqliteRow) -> Result<T, StoreError> {
+    let text = String::from_utf8_lossy(get(row, 0)?);
+    from_json("rows", &text)
 }
 
 fn id(row: &SqliteRow, index: usize) -> Result<Uuid, StoreError> {

@@ -2,13 +2,15 @@
 //! alone, in one transaction.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashMap, HashSet},
     time::{Duration, Instant},
 };
 
 use sqlx::{SqliteConnection, query};
 
-use super::{Sqlite, chains::Key, claims::Parts, fault, get, id, now};
+use uuid::Uuid;
+
+use super::{Sqlite, chains::Key, claims::Parts, fault, get, id, now, now_ms};
 use crate::{
     model::{
         UnixMillis,
@@ -21,7 +23,7 @@ use crate::{
         Chain, Claim, End, Row, Settled, Settlement, Spill, StoreError,
         claim::{Proof, proof},
         overlay::{Needs, hold_up},
-        rows::{to_json, totals},
+        rows::{plain, to_json, totals},
     },
 };
 
@@ -40,6 +42,16 @@ impl Sqlite {
         let work = async {
             let mut tx = self.writer.begin().await?;
             let began = Instant::now();
+            if let Some(plain) = plain(group) {
+                if self.dispatch_held(&mut tx, &plain).await? {
+                    let all: Vec<&Settlement> = group.iter().collect();
+                    let now = now(&mut tx).await?;
+                    let ring = self.write_rest(&mut tx, now, &all).await?;
+                    return Ok((tx, began, (vec![Settled::Done; group.len()], ring)));
+                }
+                // Some are lost: one by one, it is found out which.
+                tx = tx.again().await?;
+            }
             let written = self.write_rows(&mut tx, group).await?;
             Ok((tx, began, written))
         };
@@ -53,6 +65,40 @@ impl Sqlite {
             self.wake.ring();
         }
         Ok(verdicts)
+    }
+
+    /// Dispatches events in the same statement that finds out whether their
+    /// claims hold. Answers whether all do; if not, the transaction is to be
+    /// rolled back.
+    async fn dispatch_held(
+        &self,
+        db: &mut SqliteConnection,
+        plain: &[(i64, Uuid, &str)],
+    ) -> Result<bool, StoreError> {
+        let mut claims: HashMap<Uuid, BTreeMap<i64, &str>> = HashMap::new();
+        for (pk, claim, result) in plain {
+            claims.entry(*claim).or_default().insert(*pk, result);
+        }
+        for (claim, results) in claims {
+            let updated = query(self.sql.of(concat!(
+                "UPDATE {p}outbox
+                    SET dispatched_at = ",
+                now_ms!(),
+                ", result_json = r.value, claim_id = NULL, claimed_until = NULL
+                   FROM json_each(?1) r
+                  WHERE pk = CAST(r.key AS INTEGER) AND claim_id = ?2 AND dispatched_at IS NULL"
+            )))
+            .bind(to_json(&results)?)
+            .bind(claim.to_string())
+            .execute(&mut *db)
+            .await
+            .map_err(fault)?
+            .rows_affected();
+            if updated != results.len() as u64 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Answers what became of each, and whether there is new work.
@@ -84,18 +130,30 @@ impl Sqlite {
         let now = now(db).await?;
         self.dispatch(db, now, &accepted).await?;
         let released = self.end_deliveries(db, now, &accepted).await?;
-        self.spill(db, now, &accepted).await?;
+        let emitted = self.write_rest(db, now, &accepted).await?;
+        let ring = released || emitted;
+        Ok((verdicts.into_iter().map(|verdict| verdict.unwrap_or(Settled::Done)).collect(), ring))
+    }
+
+    /// What comes with rows that have ended. Answers whether there is an event
+    /// among it.
+    async fn write_rest(
+        &self,
+        db: &mut SqliteConnection,
+        now: UnixMillis,
+        ended: &[&Settlement],
+    ) -> Result<bool, StoreError> {
+        self.spill(db, now, ended).await?;
         let emitted: Vec<&NewEvent> =
-            accepted.iter().flat_map(|s| &s.effects).flat_map(|one| &one.effects.emitted).collect();
+            ended.iter().flat_map(|s| &s.effects).flat_map(|one| &one.effects.emitted).collect();
         if !emitted.is_empty() {
             // In the order of the calls, which is that of the pks within one
             // ordering key. No other writer could deadlock over dedup keys.
             self.insert(db, &emitted).await?;
         }
-        self.keep_attempts(db, &accepted).await?;
-        self.count(db, &accepted).await?;
-        let ring = released || !emitted.is_empty();
-        Ok((verdicts.into_iter().map(|verdict| verdict.unwrap_or(Settled::Done)).collect(), ring))
+        self.keep_attempts(db, ended).await?;
+        self.count(db, ended).await?;
+        Ok(!emitted.is_empty())
     }
 
     /// The rows whose claims still hold.

@@ -155,6 +155,12 @@ impl Drop for Turn {
 }
 
 impl Tx {
+    /// Undoes what was written and begins again, with the same turn.
+    pub(super) async fn again(mut self) -> Result<Self, StoreError> {
+        sqlx::raw_sql("ROLLBACK; BEGIN IMMEDIATE").execute(&mut *self).await.map_err(fault)?;
+        Ok(self)
+    }
+
     pub(super) async fn commit(self) -> Result<(), StoreError> {
         let Self { inner, turn } = self;
         let done = inner.commit().await.map_err(fault);
