@@ -73,7 +73,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            batch: 500,
+            batch: 1000,
             lease: Duration::from_mins(1),
             poll: Duration::from_secs(2),
             concurrency: 64,

@@ -1,11 +1,6 @@
 //! The engine that every plugin runs on, and what keeps it in bounds.
 
-use std::{
-    fmt, io,
-    sync::{Arc, mpsc},
-    thread,
-    time::Duration,
-};
+use std::{fmt, io, sync::Arc};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wasmtime::{
@@ -13,7 +8,7 @@ use wasmtime::{
     WasmBacktraceDetails, component::Linker,
 };
 
-use super::{Settings, batch::Idle, data::Data, limits::TABLE_ELEMENTS, v1};
+use super::{Settings, batch::Idle, data::Data, limits::TABLE_ELEMENTS, ticker::Ticker, v1};
 use crate::model::names::Invalid;
 
 /// What one component may consist of. Real plugins need this much room: stubbed
@@ -21,9 +16,6 @@ use crate::model::names::Invalid;
 pub(super) const CORE_INSTANCES: u32 = 64;
 pub(super) const MEMORIES: u32 = 4;
 pub(super) const TABLES: u32 = 32;
-
-/// How often a guest that computes lets others have their turn.
-const TICK: Duration = Duration::from_millis(10);
 
 /// Fewest slots that are worth a pool.
 const SLOTS_MIN: u32 = 8;
@@ -55,8 +47,7 @@ pub struct Sandbox {
     pub(super) idle: Idle,
     slot_count: u32,
     pooled: bool,
-    /// Dropped with the sandbox, which ends the ticking thread.
-    _ticker: mpsc::Sender<()>,
+    ticker: Ticker,
 }
 
 impl fmt::Debug for Sandbox {
@@ -80,13 +71,14 @@ impl Sandbox {
         let mut linker = Linker::new(&engine);
         wasmtime_wasi::p2::add_to_linker_async(&mut linker).map_err(engine_error)?;
         v1::add_to_linker(&mut linker).map_err(engine_error)?;
+        let slots = Arc::new(Semaphore::new(slot_count as usize));
         Ok(Arc::new(Self {
-            _ticker: tick(engine.clone())?,
+            ticker: Ticker::start(engine.clone(), Arc::clone(&slots))?,
             settings,
             engine,
             linker,
             compiling: Arc::new(Semaphore::new(1)),
-            slots: Arc::new(Semaphore::new(slot_count as usize)),
+            slots,
             idle: Idle::new(slot_count),
             slot_count,
             pooled,
@@ -116,12 +108,15 @@ impl Sandbox {
     /// waits for a next call gives way.
     pub(super) async fn slot(&self) -> Option<OwnedSemaphorePermit> {
         let slots = Arc::clone(&self.slots);
-        if let Ok(slot) = slots.clone().try_acquire_owned() {
-            return Some(slot);
-        }
-        self.idle.make_room();
-        // It fails only for a semaphore that was closed, which this never is.
-        slots.acquire_owned().await.ok()
+        let slot = if let Ok(slot) = slots.clone().try_acquire_owned() {
+            Some(slot)
+        } else {
+            self.idle.make_room();
+            // It fails only for a semaphore that was closed, which this never is.
+            slots.acquire_owned().await.ok()
+        };
+        self.ticker.wake();
+        slot
     }
 }
 
@@ -208,18 +203,6 @@ fn pool(settings: &Settings, slots: u32) -> PoolingAllocationConfig {
         .decommit_batch_size(1)
         .pagemap_scan(Enabled::Auto);
     pool
-}
-
-/// Ticks until the sender is dropped. A thread of its own: it must go on when
-/// guests keep every worker of the runtime busy.
-fn tick(engine: Engine) -> io::Result<mpsc::Sender<()>> {
-    let (alive, dropped) = mpsc::channel();
-    thread::Builder::new().name("sandbox-tick".into()).spawn(move || {
-        while dropped.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout) {
-            engine.increment_epoch();
-        }
-    })?;
-    Ok(alive)
 }
 
 fn engine_error(error: wasmtime::Error) -> SandboxError {

@@ -22,6 +22,7 @@ mod meta;
 mod refusal;
 mod settings;
 mod state;
+mod ticker;
 mod upload;
 mod v1;
 

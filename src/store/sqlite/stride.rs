@@ -7,7 +7,7 @@ use std::{
 
 /// How long one of the router's transactions should take: whoever else wants
 /// to write waits that long.
-const MOMENT: Duration = Duration::from_millis(2);
+const MOMENT: Duration = Duration::from_millis(4);
 
 /// Fewer rows than this cost more than they are worth.
 const LEAST: u64 = 16;

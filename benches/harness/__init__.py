@@ -1,0 +1,1 @@
+"""The benchmark: what is measured, and how; benches/README.md explains it."""
