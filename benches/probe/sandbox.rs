@@ -24,6 +24,7 @@ use serde_json::{Value, json};
 use crate::bare::Bare;
 
 const PROJECT: &str = "probe";
+const EVENT: &str = "probe.called";
 
 /// Calls of one kind before it is the other's turn.
 const CHUNK: u32 = 250;
@@ -32,8 +33,7 @@ const CHUNK: u32 = 250;
 const TURNS: u32 = 5;
 
 /// What the example plugins understand.
-const PAYLOAD: &str =
-    r#"{"customer": "c-1", "total": 120, "items": [{"sku": "a-17", "quantity": 2}]}"#;
+const PAYLOAD: &str = r#"{"orderId": "o-1", "customer": "c-1", "total": 120, "items": [{"sku": "a-17", "quantity": 2}]}"#;
 
 /// Largest payload, in bytes.
 const PAYLOAD_MAX: usize = 1 << 20;
@@ -68,7 +68,7 @@ impl Sandboxed {
         store.put_project(PROJECT).await?;
         store.put_plugin(PROJECT, "plugin", &plugin.info, &bytes, true).await?;
         let trigger: TriggerSpec = serde_json::from_value(json!({
-            "match": {}, "target": {"plugin": "plugin"}, "grants": {"emit": ["*"], "state": true},
+            "match": {"eventName": EVENT}, "target": {"plugin": "plugin"}, "grants": {"emit": ["*"], "state": true},
         }))?;
         store.put_trigger(PROJECT, "trigger", &trigger).await?;
         let bare = Bare::new(sandbox.engine(), &bytes)?;
@@ -120,14 +120,21 @@ impl Sandboxed {
         }
         ended.settlements().try_for_each(check)?;
         router.settle(ended).await?;
-        Ok((without, with))
+        // What the calls emitted is no part of the next turn.
+        loop {
+            let emitted = router.claim(PROJECT, 10_000).await?;
+            if emitted.rows.is_empty() {
+                return Ok((without, with));
+            }
+            router.settle(router.call(emitted).await).await?;
+        }
     }
 
     /// Records events, each of an aggregate of its own.
     async fn record(&self, store: &dyn Store, count: u32) -> Result<()> {
         let event = |n| {
             let payload = self.payload.as_str();
-            NewEvent::new(PROJECT, "order", format!("o-{n}"), "order.placed", payload)
+            NewEvent::new(PROJECT, "order", format!("o-{n}"), EVENT, payload)
         };
         let events: Vec<_> = (0..count).map(event).collect();
         events.iter().try_for_each(|event| event.validate(PAYLOAD_MAX)).context("--payload")?;
