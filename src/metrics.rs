@@ -27,6 +27,8 @@ type Spans<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
 /// What this host counts. Every method is a few atomic operations.
 pub struct Metrics {
     registry: Registry,
+    recorded: Counter,
+    record_commits: Counter,
     claimed: Counter,
     dispatched: Counter,
     lost: Counter,
@@ -67,6 +69,8 @@ impl Metrics {
     pub fn new() -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("outrigger"),
+            recorded: Counter::default(),
+            record_commits: Counter::default(),
             claimed: Counter::default(),
             dispatched: Counter::default(),
             lost: Counter::default(),
@@ -90,6 +94,13 @@ impl Metrics {
         };
         metrics.register();
         metrics
+    }
+
+    /// One transaction recorded so many events of requests; those whose dedup
+    /// keys were used count too.
+    pub fn recorded(&self, n: u64) {
+        self.recorded.inc_by(n);
+        self.record_commits.inc();
     }
 
     /// So many rows, events and deliveries, were claimed.
@@ -214,6 +225,8 @@ impl Metrics {
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "This program", Info::new(version));
         let counters = [
+            ("recorded_events", "Events of requests that this host recorded", &self.recorded),
+            ("record_commits", "Transactions that recorded them", &self.record_commits),
             ("claimed_rows", "Events and deliveries that this host claimed", &self.claimed),
             ("dispatched_events", "Events that this host acknowledged", &self.dispatched),
             ("lost_claims", "Claims that ended before their result was written", &self.lost),

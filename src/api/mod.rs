@@ -96,6 +96,8 @@ struct App {
     api: Arc<Api>,
     /// The last counts, for a second.
     status: status::Cache,
+    /// Where events of requests go.
+    recorder: events::Recorder,
     /// There is bulk work to do.
     bulk: Notify,
     /// The host is about to stop: nobody is kept waiting any more.
@@ -107,6 +109,7 @@ type Shared = Arc<App>;
 impl App {
     fn new(api: Arc<Api>) -> Shared {
         Arc::new(Self {
+            recorder: events::Recorder::new(Arc::clone(&api) as _),
             api,
             status: status::Cache::default(),
             bulk: Notify::new(),
@@ -152,8 +155,14 @@ pub async fn serve(
         tokio::time::sleep(grace).await;
     };
     let work = operations::work(&app);
+    let all = async {
+        let (end, ()) = tokio::join!(server.into_future(), work);
+        // Those whose callers have gone are recorded too.
+        app.recorder.finish().await;
+        end
+    };
     tokio::select! {
-        (end, ()) = async { tokio::join!(server.into_future(), work) } => end,
+        end = all => end,
         () = too_late => {
             tracing::warn!(grace_seconds = grace.as_secs_f64(), "calls were cut off");
             Ok(())

@@ -252,7 +252,8 @@ pub enum Isolation {
     /// A fresh instance for every call.
     #[default]
     Event,
-    /// One instance for the calls of one claimed batch.
+    /// Calls for events of one claimed batch may follow one another in one
+    /// instance, and see what earlier ones left in its memory.
     Batch,
 }
 
@@ -319,6 +320,9 @@ impl TriggerSpec {
             }
         }
         self.refuse_unsupported()?;
+        if self.isolation == Isolation::Batch && self.target.plugin().is_none() {
+            return Err(Invalid::new("isolation", "is `batch`, which is for plugins alone"));
+        }
         self.check_ranges()?;
         let config: usize = self.config.iter().map(|(k, v)| k.len() + v.len()).sum();
         if config > MAX_CONFIG {
@@ -336,7 +340,6 @@ impl TriggerSpec {
             ("grants.http", !self.grants.http.is_empty()),
             ("grants.secrets", !self.grants.secrets.is_empty()),
             ("grants.statements", !self.grants.statements.is_empty()),
-            ("isolation", self.isolation == Isolation::Batch),
         ];
         match refusals.into_iter().find(|(_, asked)| *asked) {
             Some((field, _)) => Err(Invalid::new(field, "is not supported by this version")),
@@ -433,7 +436,7 @@ mod tests {
             ("grants.http", r#""grants": {"http": ["a.example"]}"#),
             ("grants.secrets", r#""grants": {"secrets": ["S"]}"#),
             ("grants.statements", r#""grants": {"statements": ["s"]}"#),
-            ("isolation", r#""isolation": "batch""#),
+            ("unknown variant `none`", r#""isolation": "none""#),
             ("retry.maxAttempts", r#""retry": {"maxAttempts": 0}"#),
             ("retry.factor", r#""retry": {"factor": 0.5}"#),
             ("retry.jitter", r#""retry": {"jitter": 2}"#),
@@ -452,6 +455,7 @@ mod tests {
             ("target.version", r#"{"match": {}, "target": {"plugin": "p", "version": "1"}}"#),
             ("no `plugin`", r#"{"match": {}, "target": {}}"#),
             ("either a", r#"{"match": {}, "target": {"plugin": "p", "embedded": true}}"#),
+            ("isolation", r#"{"match": {}, "target": {"embedded": true}, "isolation": "batch"}"#),
         ] {
             let error = parse(json).expect_err(json);
             assert!(error.contains(field), "{json}: {error}");

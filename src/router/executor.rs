@@ -274,7 +274,7 @@ impl Host {
         debug_assert!(!left.is_zero());
         select! {
             biased;
-            report = job.rule.target.deliver(request) => Some(report),
+            report = job.target.deliver(request) => Some(report),
             () = job.terms.tenure.over.cancelled() => None,
             () = self.hard.cancelled() => None,
             () = job.terms.lease.ended() => None,

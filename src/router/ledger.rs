@@ -21,6 +21,7 @@ use std::{
 use hashbrown::HashMap;
 
 use super::{
+    batch::Batch,
     ending::{Ending, guilty},
     lease::{Lease, Tenure},
     ready::Ready,
@@ -29,6 +30,7 @@ use super::{
 use crate::{
     model::{Lane, event::Event},
     store::{Chain, Claim, ClaimedDelivery, ClaimedEvent, Horizon, SpillCause},
+    targets::Target,
 };
 
 mod chains;
@@ -59,6 +61,7 @@ pub(super) enum Line {
 pub(super) struct Terms {
     pub(super) lease: Arc<Lease>,
     pub(super) tenure: Arc<Tenure>,
+    pub(super) batch: Arc<Batch>,
 }
 
 /// A claimed row.
@@ -116,6 +119,8 @@ pub(super) struct Job {
     pub(super) share: usize,
     pub(super) event: Arc<Event>,
     pub(super) rule: Arc<Rule>,
+    /// The rule's, or one of its own for the calls of a batch.
+    pub(super) target: Arc<dyn Target>,
     pub(super) terms: Terms,
     pub(super) delivery: Option<Delivery>,
     pub(super) chain: Option<ChainKey>,
@@ -477,6 +482,7 @@ impl Unit {
             terms: Terms {
                 lease: Arc::new(Lease::new(terms.lease.until())),
                 tenure: Arc::clone(&terms.tenure),
+                batch: Arc::clone(&terms.batch),
             },
             delivery: None,
             suspect: false,

@@ -4,8 +4,9 @@
 //! matches it (`rules`, `matcher`); `ledger` keeps what is held, in order;
 //! `executor` makes the calls; `settler` writes results in groups (`ready`); `keeper` renews leases and shares lanes out;
 //! `janitor` cleans up, `archivist` keeps files of what it deletes, `replay`
-//! carries bulk work on. A `desk` is what a host remembers of a trigger: its
-//! limits, its failures, and as `pending`, state that is not settled yet.
+//! carries bulk work on. A `batch` is what calls of one claim share, a `desk` what a host
+//! remembers of a trigger: its limits, its failures, and as `pending`, state
+//! that is not settled yet.
 //! `alone` finds events that kill their host, `pauses` triggers that keep
 //! failing.
 
@@ -21,8 +22,11 @@ use crate::{metrics::Metrics, model::names::Invalid, store::Store, targets::Targ
 
 mod alone;
 mod archivist;
+mod batch;
 mod demand;
 mod desk;
+#[doc(hidden)] // For the benchmark of a call's cost, which is no part of the library.
+pub mod dry;
 mod ending;
 mod executor;
 mod host;

@@ -9,6 +9,7 @@ use std::{
 use tokio::{select, time::sleep};
 
 use super::{
+    batch::Batch,
     demand::{self, Demand},
     host::{Holding, Host},
     lease::{Lease, Tenure},
@@ -253,6 +254,7 @@ impl Poller {
             return self.leave(&claims).await;
         }
         let lease = Arc::new(Lease::new(began + self.host.settings.lease));
+        let batch = Arc::new(Batch::default());
         self.host.ledger().sees(claimed.horizon);
         let mut rows = claimed.rows.into_iter().peekable();
         // Calls begin while the rest is being admitted.
@@ -270,13 +272,18 @@ impl Poller {
                 for (row, matching) in some {
                     // A lane lost since, even if it was taken again: the claim is void.
                     if let Some(tenure) = still_held(held, row.event.lane) {
-                        let terms = Terms { lease: Arc::clone(&lease), tenure: Arc::clone(tenure) };
+                        let terms = Terms {
+                            lease: Arc::clone(&lease),
+                            tenure: Arc::clone(tenure),
+                            batch: Arc::clone(&batch),
+                        };
                         ledger.admit_event(row, matching, &terms, number);
                     }
                 }
             }
             self.host.pump();
         }
+        batch.complete();
         self.host.ledger().claim_ends(number);
         self.host.pump();
         Ok(())
@@ -349,6 +356,7 @@ impl Poller {
             return self.leave(&claims).await;
         }
         let lease = Arc::new(Lease::new(began + self.host.settings.lease));
+        let batch = Arc::new(Batch::default());
         let mut back = Vec::new();
         {
             let mut ledger = self.host.ledger();
@@ -357,7 +365,11 @@ impl Poller {
                 // Paused or deleted since.
                 match (rule.filter(|rule| !rule.paused()), still_held(held, row.event.lane)) {
                     (Some(rule), Some(tenure)) => {
-                        let terms = Terms { lease: Arc::clone(&lease), tenure: Arc::clone(tenure) };
+                        let terms = Terms {
+                            lease: Arc::clone(&lease),
+                            tenure: Arc::clone(tenure),
+                            batch: Arc::clone(&batch),
+                        };
                         let deaths = self.host.settings.deaths;
                         ledger.admit_delivery(row, Arc::clone(rule), &terms, deaths);
                     }
@@ -366,6 +378,7 @@ impl Poller {
                 }
             }
         }
+        batch.complete();
         self.host.pump();
         if !back.is_empty() {
             let given = self.host.store.release(&back.iter().collect::<Vec<_>>()).await;

@@ -16,7 +16,7 @@ use crate::{
     metrics::Metrics,
     model::{
         event::Event,
-        trigger::{Order, Record, Trigger},
+        trigger::{Isolation, Order, Record, Trigger},
     },
     store::{ControlVersion, Definitions},
     targets::{Target, Targets},
@@ -39,6 +39,11 @@ impl Rule {
 
     pub(super) fn ordered(&self) -> bool {
         self.trigger.spec.order == Order::Aggregate
+    }
+
+    /// Whether calls of one batch may share an instance.
+    pub(super) fn batches(&self) -> bool {
+        self.trigger.spec.isolation == Isolation::Batch
     }
 
     /// Whether its deliveries wait. Known at once where the trigger pauses

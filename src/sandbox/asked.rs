@@ -94,8 +94,8 @@ impl Asked {
         let emitter = self.emitter.lock().unwrap_or_else(PoisonError::into_inner).take();
         let state = self.state.lock().await.take();
         Effects {
-            emitted: emitter.map(Emitter::finish).unwrap_or_default(),
-            state: state.map(State::finish).unwrap_or_default(),
+            emitted: emitter.map(|mut emitter| emitter.finish()).unwrap_or_default(),
+            state: state.map(|mut state| state.finish()).unwrap_or_default(),
         }
     }
 }

@@ -1,31 +1,16 @@
-//! One call of a plugin, in a store of its own.
+//! What a call of a plugin is told, and what comes of it.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    future::{Future, poll_fn},
-    pin::pin,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use wasmtime::{Store, UpdateDeadline};
 
-use super::{
-    Sandbox,
-    data::{Data, HANDLES},
-    failure::{self, Fault},
-    logs::Logs,
-    meta::Meta,
-    v1,
-};
+use super::{Sandbox, live::Live, meta::Meta, v1};
 use crate::model::{
     UnixMillis,
     attempt::{LogLine, Usage},
     effect::Effects,
     event::Event,
-    outcome::{Failure, FailureKind},
+    outcome::Failure,
     pattern::Pattern,
     plugin::PluginInfo,
     trigger::TriggerSpec,
@@ -138,92 +123,10 @@ impl Plugin {
     /// the deadline: whoever may lose the claim meanwhile drops the future,
     /// which ends the call at any point and frees its slot.
     pub async fn call(&self, call: Call) -> Report {
-        // Declared first, so that it is given back after the store is gone.
         let slot = self.sandbox.slot().await;
-        let settings = &self.sandbox.settings;
         let meta = Meta::parse(call.event.meta.as_deref());
-        let logs = Logs::new(settings);
-        let data = Data::new(&call, &meta, &logs, settings);
-        let mut store = self.store(data);
-
-        let began = Instant::now();
-        let mut cpu = Duration::ZERO;
-        let run = tokio::time::timeout(call.deadline, self.run(&mut store, &call, &meta));
-        let result = metered(run, &mut cpu).await;
-        let data = store.into_data();
-        drop(slot);
-
-        let usage = Usage {
-            duration_us: micros(began.elapsed()),
-            cpu_us: micros(cpu),
-            memory_bytes: data.limiter.peak() as u64,
-        };
-        let (logs, stderr) = logs.finish();
-        let away = data.state.away().map(str::to_owned);
-        let result = match result {
-            Ok(Ok(Ok(()))) => Ok(data.into_effects()),
-            Ok(Ok(Err(failure))) => Err(failure),
-            Ok(Err(fault)) => {
-                Err(failure::explain(&fault, &data.limiter, &stderr, &call.trigger, settings))
-            }
-            Err(_) => {
-                let deadline = call.deadline;
-                let message = format!("the plugin was not done after {deadline:?}");
-                Err(Failure::new(FailureKind::Deadline, message))
-            }
-        };
-        let result = result.map_err(|failure| match away {
-            Some(why) => without_state(&why, &failure),
-            None => failure,
-        });
-        Report { result, usage, logs }
+        Live::new(self, &call, &meta, slot).call(self, &call, &meta).await
     }
-
-    async fn run(
-        &self,
-        store: &mut Store<Data>,
-        call: &Call,
-        meta: &Meta,
-    ) -> Result<Result<(), Failure>, Fault> {
-        let handler = self.handler.instantiate(store).await.map_err(Fault::Instantiate)?;
-        handler.handle(store, call, meta).await.map_err(Fault::Run)
-    }
-
-    fn store(&self, data: Data) -> Store<Data> {
-        let mut store = Store::new(&self.sandbox.engine, data);
-        store.limiter(|data| &mut data.limiter);
-        store.set_hostcall_fuel(self.sandbox.settings.hostcall_bytes());
-        store.set_max_component_handles(HANDLES);
-        // At each tick others get their turn, and the deadline is looked at.
-        store.set_epoch_deadline(1);
-        store.epoch_deadline_callback(|_| {
-            Ok(UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now())))
-        });
-        store
-    }
-}
-
-/// The failure of a call that couldn't read its state: not the plugin's fault,
-/// whatever it made of it.
-fn without_state(why: &str, failure: &Failure) -> Failure {
-    let message = format!("the trigger's state could not be read: {why}; {}", failure.message);
-    Failure { kind: FailureKind::HostFault, message, after_ms: failure.after_ms }
-}
-
-/// Adds up the time that a future spends running rather than waiting.
-async fn metered<F: Future>(future: F, spent: &mut Duration) -> F::Output {
-    let mut future = pin!(future);
-    poll_fn(|context| {
-        let began = Instant::now();
-        let poll = future.as_mut().poll(context);
-        *spent += began.elapsed();
-        poll
-    })
-    .await
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -291,12 +194,5 @@ pub(super) mod tests {
             now_ms: 1_000_000,
             state: Arc::new(Memory::default()),
         }
-    }
-
-    #[tokio::test]
-    async fn waiting_is_not_running() {
-        let mut spent = Duration::ZERO;
-        metered(tokio::time::sleep(Duration::from_millis(200)), &mut spent).await;
-        assert!(spent < Duration::from_millis(150), "{spent:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! What the store of one call holds beside the guest's instance.
+//! What a store holds beside the guest's instance: what belongs to one call is
+//! made anew for each.
 
 use std::sync::Arc;
 
@@ -45,8 +46,16 @@ impl Data {
         }
     }
 
+    /// Makes ready for another call of the same trigger.
+    pub(super) fn begin(&mut self, call: &Call, meta: &Meta, settings: &Settings) {
+        self.emitter = Emitter::new(call, meta, settings);
+        self.state = State::new(call, settings);
+        self.logs.begin(settings);
+        self.limiter.begin();
+    }
+
     /// What the call asked for.
-    pub(super) fn into_effects(self) -> Effects {
+    pub(super) fn effects(&mut self) -> Effects {
         Effects { emitted: self.emitter.finish(), state: self.state.finish() }
     }
 }

@@ -107,8 +107,8 @@ impl Emitter {
     }
 
     /// What was emitted, in the order of the calls.
-    pub(super) fn finish(self) -> Vec<NewEvent> {
-        self.emitted
+    pub(super) fn finish(&mut self) -> Vec<NewEvent> {
+        std::mem::take(&mut self.emitted)
     }
 
     fn check_grant(&self, wish: &Wish) -> Result<(), Refusal> {

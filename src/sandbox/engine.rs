@@ -2,13 +2,15 @@
 
 use std::{fmt, io, sync::Arc};
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wasmtime::{
     Config, Enabled, Engine, InstanceAllocationStrategy, OptLevel, PoolingAllocationConfig,
     WasmBacktraceDetails, component::Linker,
 };
 
-use super::{Settings, data::Data, limits::TABLE_ELEMENTS, ticker::Ticker, v1};
+use super::{
+    Settings, batch::Idle, data::Data, limits::TABLE_ELEMENTS, ticker::Ticker, v1,
+};
 use crate::model::names::Invalid;
 
 /// What one component may consist of. Real plugins need this much room: stubbed
@@ -43,6 +45,8 @@ pub struct Sandbox {
     pub(super) compiling: Arc<Semaphore>,
     /// In front of the pool: without a permit nothing is instantiated.
     slots: Arc<Semaphore>,
+    /// Instances that hold a slot and wait for their next call.
+    pub(super) idle: Idle,
     slot_count: u32,
     pooled: bool,
     ticker: Ticker,
@@ -77,6 +81,7 @@ impl Sandbox {
             linker,
             compiling: Arc::new(Semaphore::new(1)),
             slots,
+            idle: Idle::new(slot_count),
             slot_count,
             pooled,
         }))
@@ -88,16 +93,30 @@ impl Sandbox {
         self.slot_count
     }
 
-    /// Slots that no call holds at the moment.
+    /// Slots that nothing holds at the moment.
     #[must_use]
     pub fn free_slots(&self) -> usize {
         self.slots.available_permits()
     }
 
-    /// Waits for a free slot, in the order of asking.
-    pub(super) async fn slot(&self) -> Option<SemaphorePermit<'_>> {
-        // It fails only for a semaphore that was closed, which this never is.
-        let slot = self.slots.acquire().await.ok();
+    /// The engine itself: a benchmark holds calls against bare ones on it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Waits for a free slot, in the order of asking. Whoever has one and only
+    /// waits for a next call gives way.
+    pub(super) async fn slot(&self) -> Option<OwnedSemaphorePermit> {
+        let slots = Arc::clone(&self.slots);
+        let slot = if let Ok(slot) = slots.clone().try_acquire_owned() {
+            Some(slot)
+        } else {
+            self.idle.make_room();
+            // It fails only for a semaphore that was closed, which this never is.
+            slots.acquire_owned().await.ok()
+        };
         self.ticker.wake();
         slot
     }

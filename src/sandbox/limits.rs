@@ -32,12 +32,18 @@ impl Limiter {
         Self { max, memory: 0, peak: 0, table: 0, last_growth: 0, refused: None }
     }
 
+    /// Begins another call: the memory that there is stays.
+    pub(super) fn begin(&mut self) {
+        self.peak = self.memory;
+        self.refused = None;
+    }
+
     /// Bytes that all memories may have together.
     pub(super) fn max(&self) -> usize {
         self.max
     }
 
-    /// The most bytes that all memories had together.
+    /// The most bytes that all memories had together during the call.
     pub(super) fn peak(&self) -> usize {
         self.peak
     }
@@ -118,6 +124,19 @@ mod tests {
         assert_eq!((limiter.peak(), limiter.refused()), (0, None));
         assert!(!limiter.table_growing(0, TABLE_ELEMENTS + 1, None).expect("no error"));
         assert_eq!(limiter.refused(), Some(Refused::Table(TABLE_ELEMENTS + 1)));
+    }
+
+    #[test]
+    fn another_call_begins_with_the_memory_that_there_is() {
+        let mut limiter = Limiter::new(100);
+        assert!(limiter.memory_growing(0, 60, None).expect("no error"));
+        assert!(limiter.memory_growing(60, 90, None).expect("no error"));
+        limiter.memory_grow_failed(wasmtime::Error::msg("mprotect")).expect("no error");
+        assert!(!limiter.memory_growing(60, 200, None).expect("no error"));
+        assert_eq!(limiter.peak(), 90);
+        limiter.begin();
+        assert_eq!((limiter.peak(), limiter.refused()), (60, None));
+        assert!(!limiter.memory_growing(0, 41, None).expect("no error"), "it counts");
     }
 
     #[test]

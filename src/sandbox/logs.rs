@@ -33,7 +33,8 @@ const TAIL: (usize, usize) = (6, 2 << 10);
 /// What every panic in Rust ends with; guests have no environment.
 const HINT: &str = "note: run with `RUST_BACKTRACE";
 
-/// The log of a call that runs; its streams share it.
+/// The log of a call that runs; its streams share it, and stay with the guest
+/// when another call follows.
 #[derive(Debug, Clone)]
 pub(super) struct Logs(Arc<Mutex<Book>>);
 
@@ -66,17 +67,12 @@ struct Partial {
 impl Logs {
     /// An empty log that begins now.
     pub(super) fn new(settings: &Settings) -> Self {
-        Self(Arc::new(Mutex::new(Book {
-            began: Instant::now(),
-            max: settings.log_bytes,
-            line_max: settings.log_line_bytes.as_usize(),
-            lines: Vec::new(),
-            bytes: 0,
-            dropped: Dropped::default(),
-            stdout: Partial::default(),
-            stderr: Partial::default(),
-            tail: VecDeque::new(),
-        })))
+        Self(Arc::new(Mutex::new(Book::new(settings))))
+    }
+
+    /// Begins the log of the next call.
+    pub(super) fn begin(&self, settings: &Settings) {
+        *self.book() = Book::new(settings);
     }
 
     /// Adds a message.
@@ -113,6 +109,20 @@ impl Logs {
 }
 
 impl Book {
+    fn new(settings: &Settings) -> Self {
+        Self {
+            began: Instant::now(),
+            max: settings.log_bytes,
+            line_max: settings.log_line_bytes.as_usize(),
+            lines: Vec::new(),
+            bytes: 0,
+            dropped: Dropped::default(),
+            stdout: Partial::default(),
+            stderr: Partial::default(),
+            tail: VecDeque::new(),
+        }
+    }
+
     fn line(&self, level: Level, source: Source, text: String) -> LogLine {
         let at_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
         LogLine { at_us, level, source, text }
@@ -277,6 +287,18 @@ mod tests {
         assert!(lines[7].text.starts_with("93 more lines"), "{}", lines[7].text);
         assert!(lines[7].text.ends_with("a log holds 1KiB"), "{}", lines[7].text);
         assert!(tail.contains("x99y"), "the tail goes on: {tail}");
+    }
+
+    #[test]
+    fn the_next_call_has_a_log_of_its_own() {
+        let logs = logs();
+        let mut out = logs.stream(Source::Stdout);
+        (0..1000).for_each(|_| logs.push(Level::Info, Source::Log, ""));
+        out.write(Bytes::from_static(b"cut of")).expect("written");
+        assert_eq!(logs.finish().0.len(), 33);
+        logs.begin(&Settings::default());
+        out.write(Bytes::from_static(b"new\n")).expect("written");
+        assert_eq!(texts(&logs.finish().0), [(Source::Stdout, "new")]);
     }
 
     #[test]

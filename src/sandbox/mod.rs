@@ -1,19 +1,22 @@
 //! Runs plugins: WebAssembly components that can do only what they are given.
 //!
 //! [`Sandbox::load`] checks and compiles an upload (`upload`), [`Plugin::call`]
-//! runs it once in a store of its own (`call`) and says everything that came of
-//! it in one [`Report`]. What a guest may use up is in `limits`, what it may
+//! runs it once in a store of its own (`call`, `live`) and says everything that
+//! came of it in one [`Report`]; [`Batch::call`] may use the store of an earlier
+//! call of its trigger. What a guest may use up is in `limits`, what it may
 //! ask for in `emit` and `state`, what it printed in `logs`, what went wrong in
 //! `failure`. `v1` alone knows the types that are generated from the WIT.
 //! [`Asked`] holds an application's own code to the same bounds and checks.
 
 mod asked;
+mod batch;
 mod call;
 mod data;
 mod emit;
 mod engine;
 mod failure;
 mod limits;
+mod live;
 mod logs;
 mod meta;
 mod refusal;
@@ -24,6 +27,7 @@ mod upload;
 mod v1;
 
 pub use asked::Asked;
+pub use batch::Batch;
 pub use call::{Call, Plugin, Report, StateReader, TriggerView};
 pub use emit::{Due, Wish};
 pub use engine::{Sandbox, SandboxError};

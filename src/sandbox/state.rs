@@ -57,8 +57,8 @@ impl State {
     }
 
     /// What was read and written.
-    pub(super) fn finish(self) -> StateUse {
-        self.used
+    pub(super) fn finish(&mut self) -> StateUse {
+        std::mem::take(&mut self.used)
     }
 
     /// The value of a key.

@@ -377,6 +377,15 @@ pub trait Queue: Send + Sync + 'static {
     /// says so and doesn't hinder the others. Answers in the order of `events`.
     async fn record(&self, events: &[NewEvent]) -> Result<Vec<Recorded>, StoreError>;
 
+    /// Records events of several callers, as [`Queue::record`] does. Where one
+    /// of them would have to wait longer than `patience` for another
+    /// transaction, nothing is recorded, and the answer is [`StoreError::Busy`].
+    async fn record_within(
+        &self,
+        events: &[NewEvent],
+        patience: Duration,
+    ) -> Result<Vec<Recorded>, StoreError>;
+
     /// Makes sure that this process may be a host of the database: an SQLite
     /// file has one at a time.
     ///

@@ -75,6 +75,12 @@ pub trait Target: Send + Sync {
 
     /// Gets ready ahead of the first delivery.
     async fn warm(&self);
+
+    /// A target for the deliveries of one claimed batch, where one may use what
+    /// an earlier one has left; nothing where each stands alone.
+    fn batch(&self) -> Option<Arc<dyn Target>> {
+        None
+    }
 }
 
 /// Makes targets.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
 };
 
 use async_trait::async_trait;
@@ -13,9 +13,9 @@ use crate::{
     model::{
         attempt::Usage,
         outcome::{Failure, FailureKind},
-        trigger::Trigger,
+        trigger::{Isolation, Trigger},
     },
-    sandbox::{Call, Plugin, Sandbox, StateReader, TriggerView},
+    sandbox::{Batch, Call, Plugin, Sandbox, StateReader, TriggerView},
     store::Control,
 };
 
@@ -81,9 +81,11 @@ impl Targets for Plugins {
         let digest = spec.target.digest().or(active);
         Arc::new(PluginTarget {
             loader: Arc::clone(&self.0),
-            name: plugin.to_owned(),
+            name: plugin.into(),
             slot: digest.map(|digest| self.0.slot(&trigger.project, digest)),
             view: Arc::new(TriggerView::new(&trigger.name, spec)),
+            isolation: spec.isolation,
+            batch: None,
         })
     }
 
@@ -94,9 +96,12 @@ impl Targets for Plugins {
 
 struct PluginTarget {
     loader: Arc<Loader>,
-    name: String,
+    name: Arc<str>,
     slot: Option<Arc<Slot>>,
     view: Arc<TriggerView>,
+    isolation: Isolation,
+    /// Set up at the first call, where this is a batch's own.
+    batch: Option<OnceLock<Arc<Batch>>>,
 }
 
 impl PluginTarget {
@@ -128,25 +133,40 @@ impl Target for PluginTarget {
                 };
             }
         };
-        let report = plugin
-            .call(Call {
-                event: request.event,
-                trigger: Arc::clone(&self.view),
-                attempt: request.attempt,
-                max_attempts: request.max_attempts,
-                deadline: request.deadline,
-                idempotency_key: request.idempotency_key,
-                now_ms: request.now,
-                state: Arc::new(Reader(request.state)),
-            })
-            .await;
+        let call = Call {
+            event: request.event,
+            trigger: Arc::clone(&self.view),
+            attempt: request.attempt,
+            max_attempts: request.max_attempts,
+            deadline: request.deadline,
+            idempotency_key: request.idempotency_key,
+            now_ms: request.now,
+            state: Arc::new(Reader(request.state)),
+        };
+        let report = match &self.batch {
+            Some(batch) => batch.get_or_init(|| Batch::new(&plugin)).call(call).await,
+            None => plugin.call(call).await,
+        };
         Report { result: report.result, usage: report.usage, logs: report.logs, digest }
     }
 
     async fn warm(&self) {
         if let Err(error) = self.plugin().await {
-            tracing::warn!(plugin = self.name, error, "a plugin can't be loaded");
+            tracing::warn!(plugin = &*self.name, error, "a plugin can't be loaded");
         }
+    }
+
+    fn batch(&self) -> Option<Arc<dyn Target>> {
+        (self.isolation == Isolation::Batch).then(|| {
+            Arc::new(Self {
+                loader: Arc::clone(&self.loader),
+                name: Arc::clone(&self.name),
+                slot: self.slot.clone(),
+                view: Arc::clone(&self.view),
+                isolation: self.isolation,
+                batch: Some(OnceLock::new()),
+            }) as _
+        })
     }
 }
 

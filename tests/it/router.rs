@@ -36,7 +36,9 @@ macro_rules! on_both {
     };
 }
 
+mod batches;
 mod limits;
+mod recording;
 
 on_both! {
     a_failure_is_retried_until_it_succeeds

@@ -1,5 +1,6 @@
 //! The sandbox with real plugins: good ones, and all kinds of bad ones.
 
+mod batch;
 mod uploads;
 
 use std::{

@@ -4,11 +4,13 @@ use super::routes::Routes;
 
 mod list;
 mod record;
+mod recorder;
 mod replay;
 mod view;
 mod wait;
 mod why;
 
+pub(super) use recorder::Recorder;
 pub(super) use view::{AttemptView, DeliveryView, EventView};
 
 pub(super) fn routes(routes: Routes) -> Routes {

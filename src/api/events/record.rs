@@ -112,7 +112,8 @@ async fn record_one(
     let drawn = Uuid::now_v7();
     event.message_id = Some(drawn);
     let watch = wait.map(|_| Watch::new(&app.api.pulse, drawn));
-    let recorded = app.api.store.record(std::slice::from_ref(&event)).await?;
+    let kept = idempotent.then(|| event.clone());
+    let recorded = app.recorder.record(vec![event]).await?;
     let Some(recorded) = recorded.into_iter().next() else {
         return Err(Problem::new(Kind::Internal, "the event was not answered for"));
     };
@@ -121,8 +122,8 @@ async fn record_one(
             app.api.store.wake();
             (Receipt { message_id, created_at }, watch)
         }
-        Recorded::Duplicate { message_id, .. } if !idempotent => return Err(used(message_id)),
         Recorded::Duplicate { message_id, created_at } => {
+            let Some(event) = kept else { return Err(used(message_id)) };
             refuse_another(app, &event, message_id).await?;
             let watch = wait.map(|_| Watch::new(&app.api.pulse, message_id));
             (Receipt { message_id, created_at }, watch)
@@ -156,8 +157,7 @@ async fn record_many(app: &App, project: &str, text: &str) -> Answer {
             Err(problem) => wrong.push((place, Item::refused(problem, None))),
         }
     }
-    let recorded =
-        if events.is_empty() { Vec::new() } else { app.api.store.record(&events).await? };
+    let recorded = if events.is_empty() { Vec::new() } else { app.recorder.record(events).await? };
     if recorded.iter().any(|recorded| matches!(recorded, Recorded::New { .. })) {
         app.api.store.wake();
     }

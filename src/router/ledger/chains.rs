@@ -112,6 +112,12 @@ impl Ledger {
             unit: id,
             share: index,
             event: Arc::clone(&unit.event),
+            // What may kill the host is on trial for itself alone.
+            target: if unit.suspect {
+                Arc::clone(&share.rule.target)
+            } else {
+                unit.terms.batch.target(&share.rule)
+            },
             rule: Arc::clone(&share.rule),
             terms: unit.terms.clone(),
             delivery: unit.delivery,

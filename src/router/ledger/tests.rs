@@ -117,6 +117,7 @@ impl Sim {
             terms: Terms {
                 lease: Arc::new(Lease::new(Instant::now() + LONG)),
                 tenure: Arc::new(Tenure { lane: 0, over: CancellationToken::new() }),
+                batch: Arc::default(),
             },
             rng: Rng::with_seed(seed),
             flight: None,

@@ -1,14 +1,14 @@
 //! Recording events.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
-use sqlx::query;
+use sqlx::{AssertSqlSafe, query};
 use uuid::Uuid;
 
 use super::{Postgres, Texts, claims::get, column, fault};
 use crate::{
     model::event::NewEvent,
-    store::{Recorded, StoreError},
+    store::{Recorded, StoreError, rows::millis},
 };
 
 /// Inserts events given as arrays. They get their pks in the order given, and
@@ -36,8 +36,17 @@ impl Postgres {
     pub(super) async fn insert_events(
         &self,
         events: &[NewEvent],
+        patience: Option<Duration>,
     ) -> Result<Vec<Recorded>, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let begun = match patience.map(millis) {
+            None => self.pool.begin().await,
+            Some(ms) => {
+                // One way to the server and back, as without.
+                let sql = format!("BEGIN; SET LOCAL lock_timeout = {}", ms.max(1));
+                self.pool.begin_with(AssertSqlSafe(sql)).await
+            }
+        };
+        let mut tx = begun.map_err(fault)?;
         let ids: Vec<Uuid> = column(events, |e| e.message_id.unwrap_or_else(Uuid::now_v7));
         // A key given twice in one batch is the first one's: the conflict
         // clause sees rows of its own statement too.

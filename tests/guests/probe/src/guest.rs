@@ -4,7 +4,9 @@ wit_bindgen::generate!({ path: "../../../wit", world: "trigger" });
 
 use std::{
     hint::black_box,
-    process, thread,
+    process,
+    sync::Mutex,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -44,6 +46,7 @@ fn run(step: Step, event: &Event, attempt: &Attempt) -> Result<(), Failure> {
             let value = secrets::get(&name);
             info(&found(&name, value.as_deref().map(str::as_bytes)));
         }
+        Step::Visit {} => info(&visits(event, attempt)),
         Step::Dump {} => info(&dump(event, attempt).to_string()),
         Step::Big { bytes } => info(&"x".repeat(bytes)),
 
@@ -165,6 +168,14 @@ fn keys(prefix: &str, after: Option<&str>, limit: u32) -> Result<(), String> {
     let keys = state::keys(prefix, after, limit).map_err(state_text)?;
     info(&keys.join(","));
     Ok(())
+}
+
+/// Remembers a call in the instance's memory.
+fn visits(event: &Event, attempt: &Attempt) -> String {
+    static VISITS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let mut visits = VISITS.lock().expect("an instance has one thread");
+    visits.push(format!("{}/{}", attempt.trigger, event.aggregate_id));
+    visits.join(" ")
 }
 
 fn dump(event: &Event, attempt: &Attempt) -> Value {

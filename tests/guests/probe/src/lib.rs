@@ -131,6 +131,9 @@ pub enum Step {
     Allocate { mib: usize },
     /// Calls itself until the stack ends.
     Recurse {},
+    /// Logs which calls this instance has seen, this one included: trigger and
+    /// aggregate of each, in order.
+    Visit {},
     /// Logs the event and attempt as one line of JSON; `{"event": …, "attempt": …}` with
     /// `meta` and `attrs` as objects.
     Dump {},
@@ -272,6 +275,7 @@ mod tests {
             r#"{"op": "spin", "ms": 1}"#,
             r#"{"op": "allocate", "mib": 1}"#,
             r#"{"op": "recurse"}"#,
+            r#"{"op": "visit"}"#,
             r#"{"op": "dump"}"#,
             r#"{"op": "big", "bytes": 9}"#,
             r#"{"op": "exit", "code": 0}"#,

@@ -1,0 +1,163 @@
+//! A store with a guest in it, and the calls that are made there.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::OwnedSemaphorePermit;
+use wasmtime::{Store, UpdateDeadline};
+
+use super::{
+    Call, Plugin, Report, Settings,
+    data::{Data, HANDLES},
+    failure::{self, Fault},
+    logs::Logs,
+    meta::Meta,
+    v1,
+};
+use crate::model::{
+    attempt::Usage,
+    outcome::{Failure, FailureKind},
+};
+
+/// A plugin's store, and its instance from the first call on.
+pub(super) struct Live {
+    store: Store<Data>,
+    instance: Option<v1::Instance>,
+    began: Instant,
+    calls: u32,
+    /// Whether each call so far returned, with nothing refused.
+    sound: bool,
+    /// Declared last, so that it is given back after the store is gone.
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
+impl Live {
+    /// A store for a call that hasn't begun.
+    pub(super) fn new(
+        plugin: &Plugin,
+        call: &Call,
+        meta: &Meta,
+        slot: Option<OwnedSemaphorePermit>,
+    ) -> Self {
+        let settings = &plugin.sandbox.settings;
+        let data = Data::new(call, meta, &Logs::new(settings), settings);
+        let mut store = Store::new(&plugin.sandbox.engine, data);
+        store.limiter(|data| &mut data.limiter);
+        store.set_hostcall_fuel(settings.hostcall_bytes());
+        store.set_max_component_handles(HANDLES);
+        // At each tick others get their turn, and the deadline is looked at.
+        store.set_epoch_deadline(1);
+        store.epoch_deadline_callback(|_| {
+            Ok(UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now())))
+        });
+        Self { store, instance: None, began: Instant::now(), calls: 0, sound: true, _slot: slot }
+    }
+
+    /// Makes ready for another call of the same trigger: all that is the
+    /// call's own begins anew, the guest's memory stays.
+    pub(super) fn begin(&mut self, call: &Call, meta: &Meta, settings: &Settings) {
+        self.store.data_mut().begin(call, meta, settings);
+        self.store.set_epoch_deadline(1);
+    }
+
+    /// Whether it was made for this call's trigger, at the same revision.
+    pub(super) fn is_for(&self, call: &Call) -> bool {
+        std::sync::Arc::ptr_eq(&self.store.data().trigger, &call.trigger)
+    }
+
+    /// Whether another call may follow.
+    pub(super) fn may_go_on(&self, calls_max: u32, age_max: Duration) -> bool {
+        self.sound && self.calls < calls_max && self.began.elapsed() < age_max
+    }
+
+    /// Handles one event. Whatever happens is in the report.
+    pub(super) async fn call(&mut self, plugin: &Plugin, call: &Call, meta: &Meta) -> Report {
+        let settings = &plugin.sandbox.settings;
+        let began = Instant::now();
+        let mut cpu = Duration::ZERO;
+        self.calls += 1;
+        let run = tokio::time::timeout(call.deadline, self.run(plugin, call, meta));
+        let result = metered(run, &mut cpu).await;
+        let duration_us = micros(began.elapsed());
+
+        let data = self.store.data_mut();
+        let memory_bytes = data.limiter.peak() as u64;
+        let (logs, stderr) = data.logs.finish();
+        let away = data.state.away().map(str::to_owned);
+        let returned = matches!(result, Ok(Ok(_)));
+        self.sound &= returned && away.is_none() && data.limiter.refused().is_none();
+        let result = match result {
+            Ok(Ok(Ok(()))) => Ok(data.effects()),
+            Ok(Ok(Err(failure))) => Err(failure),
+            Ok(Err(fault)) => {
+                Err(failure::explain(&fault, &data.limiter, &stderr, &call.trigger, settings))
+            }
+            Err(_) => {
+                let deadline = call.deadline;
+                let message = format!("the plugin was not done after {deadline:?}");
+                Err(Failure::new(FailureKind::Deadline, message))
+            }
+        };
+        let result = result.map_err(|failure| match away {
+            Some(why) => without_state(&why, &failure),
+            None => failure,
+        });
+        let usage = Usage { duration_us, cpu_us: micros(cpu), memory_bytes };
+        Report { result, usage, logs }
+    }
+
+    async fn run(
+        &mut self,
+        plugin: &Plugin,
+        call: &Call,
+        meta: &Meta,
+    ) -> Result<Result<(), Failure>, Fault> {
+        let instance = match self.instance.take() {
+            Some(instance) => instance,
+            None => {
+                plugin.handler.instantiate(&mut self.store).await.map_err(Fault::Instantiate)?
+            }
+        };
+        let result = instance.handle(&mut self.store, call, meta).await.map_err(Fault::Run);
+        self.instance = Some(instance);
+        result
+    }
+}
+
+/// The failure of a call that couldn't read its state: not the plugin's fault,
+/// whatever it made of it.
+fn without_state(why: &str, failure: &Failure) -> Failure {
+    let message = format!("the trigger's state could not be read: {why}; {}", failure.message);
+    Failure { kind: FailureKind::HostFault, message, after_ms: failure.after_ms }
+}
+
+/// Adds up the time that a future spends running rather than waiting.
+async fn metered<F: Future>(future: F, spent: &mut Duration) -> F::Output {
+    let mut future = pin!(future);
+    poll_fn(|context| {
+        let began = Instant::now();
+        let poll = future.as_mut().poll(context);
+        *spent += began.elapsed();
+        poll
+    })
+    .await
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn waiting_is_not_running() {
+        let mut spent = Duration::ZERO;
+        metered(tokio::time::sleep(Duration::from_millis(200)), &mut spent).await;
+        assert!(spent < Duration::from_millis(150), "{spent:?}");
+    }
+}
