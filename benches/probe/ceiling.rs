@@ -71,9 +71,10 @@ impl Ceiling {
         store.migrate().await.context("migrating")?;
         store.join()?;
         let host = HostId(Uuid::new_v4());
-        let lanes = store.take_lanes(host, store.lanes() as usize, LEASE).await?;
+        let all = usize::try_from(store.lanes())?;
+        let lanes = store.take_lanes(host, all, LEASE).await?;
         ensure!(
-            lanes.len() == store.lanes() as usize,
+            lanes.len() == all,
             "another host holds lanes of this database; stop it, or wait until its lease ends"
         );
         // A project of this run alone: what earlier ones left counts for nothing.
@@ -176,7 +177,9 @@ async fn claim(
         return Ok(Vec::new());
     }
     let limit = most.div_ceil(u32::try_from(seams.len())?);
-    seams.iter_mut().for_each(|seam| seam.limit = limit);
+    for seam in seams.iter_mut() {
+        seam.limit = limit;
+    }
     let Claimed { rows, cut, .. } = store.claim_events(host, seams, CLAIM_BYTES, LEASE).await?;
     seams.retain_mut(|seam| {
         let pks = rows.iter().filter(|row| row.event.lane == seam.lane).map(|row| row.event.pk);

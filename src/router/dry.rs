@@ -54,7 +54,8 @@ impl DryRun {
         let metrics = Arc::new(Metrics::new());
         let host = Arc::new(Host::new(store, targets, metrics, Settings::default()));
         host.refresh().await?;
-        let lanes = host.store.take_lanes(host.id(), host.store.lanes() as usize, LEASE).await?;
+        let all = usize::try_from(host.store.lanes()).unwrap_or_default();
+        let lanes = host.store.take_lanes(host.id(), all, LEASE).await?;
         let tenure = |lane| Arc::new(Tenure { lane, over: CancellationToken::new() });
         let tenures = lanes.into_iter().map(|lane| (lane, tenure(lane))).collect();
         for rule in host.rules.load().all() {

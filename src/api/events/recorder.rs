@@ -165,7 +165,9 @@ impl Inner {
         }
         let counts: Vec<usize> = group.iter().map(|request| request.events.len()).collect();
         let mut events: Vec<NewEvent> = Vec::with_capacity(counts.iter().sum());
-        group.iter_mut().for_each(|request| events.append(&mut request.events));
+        for request in &mut group {
+            events.append(&mut request.events);
+        }
         match self.record(&events, Some(PATIENCE)).await {
             Ok(recorded) => {
                 let mut recorded = recorded.into_iter();

@@ -26,14 +26,14 @@ use crate::{
 #[async_trait]
 impl Queue for Postgres {
     async fn record(&self, events: &[NewEvent]) -> Result<Vec<Recorded>, StoreError> {
-        self.in_time(None, self.insert_events(events, None)).await
+        self.in_time(None, Box::pin(self.insert_events(events, None))).await
     }
     async fn record_within(
         &self,
         events: &[NewEvent],
         patience: Duration,
     ) -> Result<Vec<Recorded>, StoreError> {
-        self.in_time(None, self.insert_events(events, Some(patience))).await
+        self.in_time(None, Box::pin(self.insert_events(events, Some(patience)))).await
     }
     fn lanes(&self) -> Lane {
         self.lanes.get().copied().unwrap_or_default()

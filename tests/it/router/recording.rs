@@ -26,7 +26,7 @@ async fn run(database: &Database, postgres: &'static str, sqlite: &'static str) 
     }
 }
 
-fn event(name: &str, key: Option<String>) -> Value {
+fn event(name: &str, key: Option<&str>) -> Value {
     json!({
         "resource": "order", "aggregateId": "a", "eventName": name, "payload": {}, "dedupKey": key
     })
@@ -42,7 +42,7 @@ async fn requests_at_once_share_transactions_and_keep_their_answers(database: &D
     for round in 0..20 {
         let before = host.metric("outrigger_record_commits_total").await;
         // Each key comes twice, in requests of their own.
-        let events = (0..64).map(|n| event("x", Some(format!("{round}/{}", n % 32)))).collect();
+        let events = (0..64).map(|n| event("x", Some(&format!("{round}/{}", n % 32)))).collect();
         let answers = all_at_once(&host, events).await;
         for n in 0..32 {
             let mut pair = [&answers[n], &answers[n + 32]];
@@ -96,7 +96,7 @@ async fn a_key_that_is_held_holds_up_no_other_request() {
     )
     .await
     .unwrap();
-    let of = |n| event("x", (n % 8 == 0).then(|| "held".to_owned()));
+    let of = |n| event("x", (n % 8 == 0).then_some("held"));
     let (host, mut tasks) = (Arc::new(host), JoinSet::new());
     for n in 0..64 {
         let (host, event) = (Arc::clone(&host), of(n));
