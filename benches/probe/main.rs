@@ -38,6 +38,10 @@ enum Command {
     Sandbox(sandbox::Sandboxed),
 }
 
+/// As the host has it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let measured = match Arguments::parse().command {
         Some(Command::Ceiling(ceiling)) => ceiling.run(),

@@ -56,7 +56,7 @@ struct Keeper {
 impl Keeper {
     /// A sixth of a lease: five tries before it ends.
     fn interval(&self) -> Duration {
-        (self.host.settings.lease / 6).min(Duration::from_secs(5))
+        (self.host.settings.lease / 6).min(Duration::from_secs(10))
     }
 
     /// How long a round may take: a database that doesn't answer is asked

@@ -101,11 +101,14 @@ impl Poller {
             return Ok(false);
         }
         let sweep = self.swept.is_none_or(|at| at.elapsed() > SWEEP);
-        let mut found = self.claim_events(&lanes, room, sweep).await?;
-        found += self.claim_deliveries(&lanes, room.saturating_sub(found)).await?;
+        let (events, more) = self.claim_events(&lanes, room, sweep).await?;
+        let deliveries = self.claim_deliveries(&lanes, room.saturating_sub(events)).await?;
+        let found = events + deliveries;
         if found > 0 && !sweep {
             self.glance(&lanes).await?;
-            return Ok(true);
+            // What has come since ends the sleep.
+            self.nap = SHORTEST_NAP;
+            return Ok(more || deliveries > 0);
         }
         if sweep {
             self.swept = Some(Instant::now());
@@ -172,15 +175,16 @@ impl Poller {
         Ok(news)
     }
 
+    /// Answers how many were claimed, and whether there may be more.
     async fn claim_events(
         &mut self,
         lanes: &[Lane],
         room: usize,
         sweep: bool,
-    ) -> Result<usize, StoreError> {
+    ) -> Result<(usize, bool), StoreError> {
         let seams = self.seams(lanes, room, sweep);
         if seams.is_empty() {
-            return Ok(0);
+            return Ok((0, false));
         }
         let bytes = self.bytes();
         let number = self.host.ledger().claim_begins();
@@ -190,7 +194,7 @@ impl Poller {
         let claimed = self.host.store.claim_events(self.host.id(), &seams, bytes, lease).await;
         let claimed = self.host.sure(claimed)?;
         let drained = self.demand.learn(&seams, &claimed, self.host.settings.batch);
-        let found = claimed.rows.len();
+        let (found, more) = (claimed.rows.len(), drained.len() < seams.len());
         self.admit_events(claimed, &held, began, number).await?;
         if sweep {
             let mut ledger = self.host.ledger();
@@ -198,7 +202,7 @@ impl Poller {
                 ledger.swept(seam.lane, &seam.project, number);
             }
         }
-        Ok(found)
+        Ok((found, more))
     }
 
     async fn claim_scheduled(&mut self, lanes: &[Lane], room: usize) -> Result<usize, StoreError> {

@@ -213,7 +213,7 @@ impl Postgres {
         .bind(id)
         .bind(millis(lease))
         .bind(signed(bytes))
-        .fetch_all(&self.router)
+        .fetch_all(&self.claims)
         .await
         .map_err(fault)?;
         claimed_events(id, &rows)
@@ -268,7 +268,7 @@ impl Postgres {
         .bind(id)
         .bind(millis(lease))
         .bind(signed(bytes))
-        .fetch_all(&self.router)
+        .fetch_all(&self.claims)
         .await
         .map_err(fault)?;
         claimed_events(id, &rows)
@@ -294,7 +294,7 @@ impl Postgres {
             .bind(millis(lease))
             .bind(i64::from(run))
             .bind(signed(bytes))
-            .fetch_all(&self.router)
+            .fetch_all(&self.claims)
             .await
             .map_err(fault)?;
         let mut claimed = Claimed {

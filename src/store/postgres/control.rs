@@ -26,7 +26,7 @@ const TRIGGERS: &str = "SELECT project_id, name, spec_json, paused, revision, cr
 impl Postgres {
     pub(super) async fn version(&self) -> Result<ControlVersion, StoreError> {
         query_scalar(self.sql.of("SELECT version FROM {p}control_version"))
-            .fetch_one(&self.router)
+            .fetch_one(&self.claims)
             .await
             .map(ControlVersion)
             .map_err(fault)

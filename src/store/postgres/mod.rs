@@ -34,8 +34,12 @@ mod wake;
 /// A PostgreSQL database.
 #[derive(Debug)]
 pub struct Postgres {
-    /// For claims and settles: its plans are pinned.
+    /// For settles: its plans are pinned.
     router: PgPool,
+    /// For claims, with pinned plans too. A commit here doesn't wait for the
+    /// disk: a crash of the server may take claims back, as if their leases
+    /// had ended, and whoever has them finds out at the settle.
+    claims: PgPool,
     /// For everything else.
     pool: PgPool,
     /// For leases alone, so that no other work can make one run out.
@@ -94,6 +98,9 @@ impl Postgres {
         let quick = [("idle_in_transaction_session_timeout", idle(SIGN_OF_LIFE))];
         let wake = Wake::new(plain.clone(), options);
         Ok(Self {
+            claims: pool(2).connect_lazy_with(
+                base.clone().options(PINNED).options([("synchronous_commit", "off")]),
+            ),
             router: pool(options.connections.max(2)).connect_lazy_with(base.options(PINNED)),
             pool: pool(options.connections.max(2)).connect_lazy_with(plain.clone()),
             leases: pool(2).connect_lazy_with(plain.options(quick)),

@@ -34,6 +34,7 @@ use super::{
 use crate::model::{Lane, UnixMillis};
 
 mod aged;
+mod alarm;
 mod chains;
 mod claims;
 mod control;
@@ -154,6 +155,9 @@ impl Sqlite {
             .synchronous(SqliteSynchronous::Normal)
             // What a backlog blew up is given back.
             .pragma("journal_size_limit", "67108864")
+            // A page is written for a claim and again for its settle: it had
+            // best go into the file once for both.
+            .pragma("wal_autocheckpoint", "4000")
             .pragma("cache_size", "-16384");
         let full = base.clone().synchronous(SqliteSynchronous::Full);
         let firm = pool(options, 1).connect_lazy_with(full);

@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{fault, get};
+use super::{alarm::Alarm, fault, get};
 use crate::store::StoreError;
 
 /// The first wait between two looks; each is twice as long as the one before.
@@ -21,6 +21,10 @@ const FIRST_STEP: Duration = Duration::from_millis(2);
 
 /// The longest wait between two looks.
 const LAST_STEP: Duration = Duration::from_millis(20);
+
+/// The same where the system tells of writes: a commit whose disk was slower
+/// than that is found so much later.
+const LAST_STEP_TOLD: Duration = Duration::from_millis(200);
 
 /// How long the log must not have changed for its time to be trusted. A
 /// commit is seen by others only after the log was written and synchronised,
@@ -42,6 +46,8 @@ pub(super) struct Watch {
     db: SqlitePool,
     /// The write-ahead log, which every commit changes: nearly free to look at.
     log: PathBuf,
+    /// Rings when it is written to, where the system can tell.
+    alarm: OnceLock<Option<Alarm>>,
     seen: Mutex<Seen>,
 }
 
@@ -57,13 +63,32 @@ struct Seen {
 impl Watch {
     pub(super) fn new(db: SqlitePool, log: PathBuf) -> Self {
         let seen = Seen { version: None, stamp: None, since: Instant::now() };
-        Self { db, log, seen: Mutex::new(seen) }
+        Self { db, log, alarm: OnceLock::new(), seen: Mutex::new(seen) }
+    }
+
+    /// Waits until it is worth another look, and answers how long to wait the
+    /// next time.
+    async fn rest(&self, step: Duration) -> Duration {
+        let alarm = self.alarm.get_or_init(|| Alarm::of(&self.log));
+        let Some(alarm) = alarm else {
+            sleep(step).await;
+            return (step * 2).min(LAST_STEP);
+        };
+        let lately = self.seen().since.elapsed() < QUIET;
+        tokio::select! {
+            () = alarm.rings() => FIRST_STEP,
+            () = sleep(step), if lately => (step * 2).min(LAST_STEP_TOLD),
+        }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether somebody may be writing, or was a moment ago.
     fn stirs(&self) -> bool {
         let stamp = fs::metadata(&self.log).and_then(|log| Ok((log.len(), log.modified()?))).ok();
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen();
         if seen.stamp != stamp {
             seen.stamp = stamp;
             seen.since = Instant::now();
@@ -75,8 +100,7 @@ impl Watch {
     async fn changed(&self) -> bool {
         match self.version().await {
             Ok(version) => {
-                let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-                seen.version.replace(version).is_some_and(|before| before != version)
+                self.seen().version.replace(version).is_some_and(|before| before != version)
             }
             Err(error) => {
                 tracing::debug!(%error, "can't watch the file; polling goes on");
@@ -129,8 +153,7 @@ impl Wake {
             if watch.stirs() && watch.changed().await {
                 return;
             }
-            sleep(step).await;
-            step = (step * 2).min(LAST_STEP);
+            step = watch.rest(step).await;
         }
     }
 }
