@@ -157,6 +157,8 @@ impl Router {
                 if host.ledger().len() == 0 {
                     break;
                 }
+                // What a claim on its way has brought since goes back too.
+                host.pump();
                 select! {
                     () = sleep_until(end) => break,
                     () = sleep(Duration::from_millis(5)) => {}

@@ -12,7 +12,15 @@ impl Ledger {
     /// The next call of a chain; the chain ends when there is none.
     pub(in crate::router) fn next(&mut self, chain: ChainKey) -> Option<Job> {
         let link = self.chains.get_mut(&chain)?;
-        if let Some(job) = link.queue.pop_front().filter(|_| !self.closed) {
+        if self.closed {
+            // A claim that was on its way when this host was to stop, or a call
+            // that was to be made again.
+            let waiting: Vec<UnitId> = link.queue.drain(..).map(|job| job.unit).collect();
+            self.chains.remove(&chain);
+            waiting.into_iter().for_each(|id| self.release(id));
+            return None;
+        }
+        if let Some(job) = link.queue.pop_front() {
             link.running = Some(job.unit);
             Some(job)
         } else {

@@ -473,6 +473,29 @@ async fn whatever_happens_each_pair_ends_once_and_in_order() {
 }
 
 #[tokio::test]
+async fn what_a_claim_brings_after_the_end_is_given_back() {
+    let mut sim = Sim::new(1).await;
+    let event = NewEvent::new(SHOP, "order", "x", "placed", "{}");
+    sim.store.record(&[event.clone(), event]).await.expect("records");
+    while sim.flight.as_ref().is_none_or(|(_, _, _, claimed)| claimed.rows.len() < 2) {
+        sim.flight = None;
+        sim.take_lane().await;
+        sim.claim(true).await;
+    }
+    sim.ledger.close();
+    sim.admit();
+    while let Some(start) = sim.ledger.start() {
+        if let Start::Chain(chain) = start {
+            assert!(sim.ledger.next(chain).is_none(), "nothing more is called");
+        }
+    }
+    // A call in no order finds out by itself.
+    let free = TRIGGERS.iter().any(|(_, order)| *order == Order::None);
+    assert!(free && sim.ledger.released().len() == 2, "both go back");
+    assert_eq!(sim.ledger.len(), 0);
+}
+
+#[tokio::test]
 async fn a_project_that_holds_much_gets_no_more_room() {
     let mut sim = Sim::new(1).await;
     let event = |n: u32| NewEvent::new(SHOP, "order", n.to_string(), "placed", "{}");
