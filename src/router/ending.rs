@@ -1,6 +1,6 @@
 //! How a share ended, and what is written for a unit whose shares have.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, sync::Arc};
 
 use super::ledger::Unit;
 use crate::{
@@ -48,7 +48,7 @@ impl Ending {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Summary {
     pub(super) attempt: u32,
-    pub(super) digest: Option<String>,
+    pub(super) digest: Option<Arc<str>>,
     pub(super) duration_us: u64,
 }
 
@@ -72,8 +72,8 @@ pub(super) fn settlement(unit: &mut Unit) -> Settlement {
     }
     let end = if unit.delivery.is_some() { delivery_end(unit) } else { event_end(unit) };
     Settlement {
-        claim: std::sync::Arc::clone(&unit.claim),
-        event: std::sync::Arc::clone(&unit.event),
+        claim: Arc::clone(&unit.claim),
+        event: Arc::clone(&unit.event),
         end,
         effects,
         attempts,
@@ -117,7 +117,8 @@ fn delivery_end(unit: &Unit) -> End {
 
 fn event_end(unit: &Unit) -> End {
     let mut spills = Vec::new();
-    let mut json = String::from("{");
+    let mut json = String::with_capacity(ENTRY * unit.shares.len() + 2);
+    json.push('{');
     for share in &unit.shares {
         let name = share.rule.name();
         match &share.ending {
@@ -165,6 +166,9 @@ fn event_end(unit: &Unit) -> End {
     End::Dispatched { result_json: json, spills }
 }
 
+/// About what a trigger's entry takes, in bytes.
+const ENTRY: usize = 192;
+
 /// One trigger's entry. Written by hand: this runs for every event.
 fn result(
     json: &mut String,
@@ -178,12 +182,16 @@ fn result(
     }
     // Names have no character that JSON would escape. Writing to a string
     // can't fail.
-    let _ = write!(json, r#""{name}":{{"outcome":"{outcome}""#);
+    for part in ["\"", name, r#"":{"outcome":""#, outcome, "\""] {
+        json.push_str(part);
+    }
     if let Some(summary) = summary {
         let _ =
             write!(json, r#","attempt":{},"durationUs":{}"#, summary.attempt, summary.duration_us);
         if let Some(digest) = &summary.digest {
-            let _ = write!(json, r#","digest":"{digest}""#);
+            for part in [r#","digest":""#, digest, "\""] {
+                json.push_str(part);
+            }
         }
     }
     if let Some((field, text)) = more {

@@ -329,7 +329,7 @@ impl Host {
             project: rule.trigger.project.clone(),
             trigger: rule.trigger.name.clone(),
             number,
-            digest: report.digest,
+            digest: report.digest.as_deref().map(str::to_owned),
             started_at,
             usage: report.usage,
             failure: failure.as_ref().map(|why| why.kind),

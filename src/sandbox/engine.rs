@@ -8,9 +8,7 @@ use wasmtime::{
     WasmBacktraceDetails, component::Linker,
 };
 
-use super::{
-    Settings, batch::Idle, data::Data, limits::TABLE_ELEMENTS, ticker::Ticker, v1,
-};
+use super::{Settings, batch::Idle, data::Data, limits::TABLE_ELEMENTS, ticker::Ticker, v1};
 use crate::model::names::Invalid;
 
 /// What one component may consist of. Real plugins need this much room: stubbed

@@ -63,7 +63,7 @@ pub struct Report {
     /// What it said.
     pub logs: Vec<LogLine>,
     /// The version that ran, where the target has versions.
-    pub digest: Option<String>,
+    pub digest: Option<Arc<str>>,
 }
 
 /// Something that events are delivered to, made for one revision of one trigger.

@@ -31,7 +31,7 @@ struct Loader {
 /// A version that is loaded, or will be at its first use.
 struct Slot {
     project: String,
-    digest: String,
+    digest: Arc<str>,
     plugin: OnceCell<Arc<Plugin>>,
 }
 
@@ -53,7 +53,7 @@ impl Loader {
         }
         let slot = Arc::new(Slot {
             project: place.0.clone(),
-            digest: place.1.clone(),
+            digest: digest.into(),
             plugin: OnceCell::new(),
         });
         loaded.insert(place, Arc::downgrade(&slot));
@@ -120,7 +120,7 @@ impl PluginTarget {
 #[async_trait]
 impl Target for PluginTarget {
     async fn deliver(&self, request: Request) -> Report {
-        let digest = self.slot.as_ref().map(|slot| slot.digest.clone());
+        let digest = self.slot.as_ref().map(|slot| Arc::clone(&slot.digest));
         let plugin = match self.plugin().await {
             Ok(plugin) => plugin,
             Err(why) => {

@@ -17,7 +17,9 @@ impl Ledger {
             // that was to be made again.
             let waiting: Vec<UnitId> = link.queue.drain(..).map(|job| job.unit).collect();
             self.chains.remove(&chain);
-            waiting.into_iter().for_each(|id| self.release(id));
+            for id in waiting {
+                self.release(id);
+            }
             return None;
         }
         if let Some(job) = link.queue.pop_front() {

@@ -295,13 +295,13 @@ impl Ledger {
         for id in queue.range(from.min(queue.len())..) {
             let Some(unit) = self.units.get_mut(id) else { continue };
             match unit.stage {
-                Stage::Running => break,
                 Stage::Complete => {
                     unit.stage = Stage::Ready;
                     self.ready.push(&unit.event.project, *id);
                 }
-                // So is what comes after it, as far as it can be.
-                Stage::Ready | Stage::Settling => break,
+                // What comes after one that runs waits; after one that is ready
+                // it is ready too, as far as it can be.
+                Stage::Running | Stage::Ready | Stage::Settling => break,
             }
         }
     }

@@ -44,7 +44,7 @@ impl Queue for Postgres {
         want: usize,
         lease: Duration,
     ) -> Result<Vec<Lane>, StoreError> {
-        self.in_time(Some(lease), self.take_over(host, want, lease)).await
+        self.in_time(Some(lease), Box::pin(self.take_over(host, want, lease))).await
     }
     async fn renew_lanes(&self, host: HostId, lease: Duration) -> Result<Vec<Lane>, StoreError> {
         self.in_time(Some(lease), self.extend_lanes(host, lease)).await
@@ -97,7 +97,7 @@ impl Queue for Postgres {
         lease: Duration,
     ) -> Result<Claimed<ClaimedDelivery>, StoreError> {
         let work = self.take_deliveries(host, lanes, triggers, run, bytes, lease);
-        self.in_time(Some(lease), work).await
+        self.in_time(Some(lease), Box::pin(work)).await
     }
     async fn renew(&self, claims: &[&Claim], lease: Duration) -> Result<Vec<Held>, StoreError> {
         self.in_time(Some(lease), self.extend(claims, lease)).await
@@ -300,7 +300,7 @@ impl Control for Postgres {
         self.in_time(None, self.version()).await
     }
     async fn definitions(&self) -> Result<Definitions, StoreError> {
-        self.in_time(None, self.all_definitions()).await
+        self.in_time(None, Box::pin(self.all_definitions())).await
     }
     async fn put_project(&self, name: &str) -> Result<bool, StoreError> {
         self.create_project(name).await
