@@ -46,7 +46,7 @@ impl Default for Events {
 impl Default for Router {
     fn default() -> Self {
         Self {
-            poll_interval: Span::from_secs(2),
+            poll_interval: Span::from_secs(1),
             batch_size: 1000,
             lease: Span::from_secs(60),
             concurrency: 64,

@@ -44,7 +44,7 @@ fn with_nothing_said_the_defaults_hold() {
     );
     let router = config.router();
     assert_eq!((router.batch, router.concurrency), (1000, 64));
-    assert_eq!((router.poll.as_millis(), router.lease.as_secs()), (2000, 60));
+    assert_eq!((router.poll.as_millis(), router.lease.as_secs()), (1000, 60));
     assert_eq!(router.retention.as_secs(), 604_800);
     let (ours, theirs) = (config.api(), api::Settings::default());
     assert_eq!((ours.stall_after, ours.grace.as_secs()), (theirs.stall_after, 20));

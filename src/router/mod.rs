@@ -75,7 +75,7 @@ impl Default for Settings {
         Self {
             batch: 1000,
             lease: Duration::from_mins(1),
-            poll: Duration::from_secs(2),
+            poll: Duration::from_secs(1),
             concurrency: 64,
             deaths: 3,
             retention: Duration::from_hours(168),

@@ -436,6 +436,7 @@ impl Poller {
                 }
             } => true,
         };
-        self.nap = if slept { (self.nap * 2).min(host.settings.poll) } else { SHORTEST_NAP };
+        let longest = host.store.longest_sleep(host.settings.poll);
+        self.nap = if slept { (self.nap * 2).min(longest) } else { SHORTEST_NAP };
     }
 }

@@ -512,6 +512,12 @@ pub trait Queue: Send + Sync + 'static {
         limit: u32,
     ) -> Result<Vec<String>, StoreError>;
 
+    /// How long a host may sleep that is to look every `poll` where nothing
+    /// tells it of new events.
+    fn longest_sleep(&self, poll: Duration) -> Duration {
+        poll
+    }
+
     /// Waits until events may have been recorded, by whatever means the
     /// database has, or for `at_most`. Says beforehand, where needed, that
     /// this host is asleep.

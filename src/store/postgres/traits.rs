@@ -135,6 +135,9 @@ impl Queue for Postgres {
         let mut db = self.router.acquire().await.map_err(fault)?;
         self.key_list(&mut db, (project, trigger), prefix, after, limit).await
     }
+    fn longest_sleep(&self, poll: Duration) -> Duration {
+        if self.wake.tells() { poll * 2 } else { poll }
+    }
     async fn wait_for_events(&self, at_most: Duration) {
         self.wake.wait(&self.pool, at_most).await;
     }

@@ -6,7 +6,10 @@
 //! transaction that looked before a host fell asleep and commits afterwards
 //! notifies nobody; whoever waits at growing intervals finds it.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
 
 use sqlx::{
     AssertSqlSafe,
@@ -29,6 +32,8 @@ struct Listening {
     ask: String,
     /// The listener, and until when this host has asked to be told.
     listener: Mutex<Option<(PgListener, Instant)>>,
+    /// Whether the last wait could listen.
+    works: AtomicBool,
 }
 
 /// How much longer than a wait a host has to be told at the least.
@@ -53,8 +58,14 @@ impl Wake {
                         greatest((SELECT last_value FROM {prefix}asleep_until), {prefix}now_ms() + $1))"
             ),
             listener: Mutex::new(None),
+            works: AtomicBool::new(false),
         });
         Self { inner: Notify::new(), listening }
+    }
+
+    /// Whether this host is told of new events.
+    pub(super) fn tells(&self) -> bool {
+        self.listening.as_ref().is_some_and(|listening| listening.works.load(Ordering::Relaxed))
     }
 
     pub(super) fn ring(&self) {
@@ -77,6 +88,7 @@ impl Wake {
         };
         if let Err(error) = listening.wait(database, at_most).await {
             tracing::debug!(%error, "not listening for new events; polling goes on");
+            listening.works.store(false, Ordering::Relaxed);
             *listening.listener.lock().await = None;
             std::future::pending::<()>().await;
         }
@@ -103,6 +115,7 @@ impl Listening {
             sqlx::query(AssertSqlSafe(self.ask.as_str())).bind(millis).execute(database).await?;
             *asked = until;
         }
+        self.works.store(true, Ordering::Relaxed);
         // `None` is a connection that was lost and made anew: look around.
         listener.try_recv().await.map(drop)
     }
