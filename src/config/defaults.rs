@@ -47,7 +47,7 @@ impl Default for Router {
     fn default() -> Self {
         Self {
             poll_interval: Span::from_secs(1),
-            batch_size: 1000,
+            batch_size: 500,
             lease: Span::from_secs(60),
             concurrency: 64,
             deaths_max: 3,

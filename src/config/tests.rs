@@ -43,7 +43,7 @@ fn with_nothing_said_the_defaults_hold() {
         (store.lanes, store.connections, store.patience)
     );
     let router = config.router();
-    assert_eq!((router.batch, router.concurrency), (1000, 64));
+    assert_eq!((router.batch, router.concurrency), (500, 64));
     assert_eq!((router.poll.as_millis(), router.lease.as_secs()), (1000, 60));
     assert_eq!(router.retention.as_secs(), 604_800);
     let (ours, theirs) = (config.api(), api::Settings::default());

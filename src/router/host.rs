@@ -194,9 +194,11 @@ impl Host {
         self.lanes().iter().filter(|(_, h)| !h.surplus).map(|(lane, _)| *lane).collect()
     }
 
-    /// Rows that may be held at once: one batch at work and one ahead of it.
+    /// Rows that may be held at once: some batches at work, ahead of it, and
+    /// being settled. More claims of fewer rows, so that what has just come to
+    /// another project waits for less.
     pub(super) fn capacity(&self) -> usize {
-        self.settings.batch as usize * 2
+        self.settings.batch as usize * 4
     }
 
     /// Notes a delivery that falls due.

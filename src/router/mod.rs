@@ -73,7 +73,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            batch: 1000,
+            batch: 500,
             lease: Duration::from_mins(1),
             poll: Duration::from_secs(1),
             concurrency: 64,

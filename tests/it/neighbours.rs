@@ -208,11 +208,15 @@ async fn a_slow_project_s_backlog_delays_no_other(database: Database) {
         if done > 0 { Ok(()) } else { Err(counts) }
     })
     .await;
-    // The best of some: other tests use the machine too.
+    // The best of some: other tests use the machine too, for as long as they
+    // like.
     let mut best = f64::MAX;
-    for _ in 0..3 {
+    for round in 1..=10 {
         let beside = settled_after(&host, 21).await;
         best = best.min(beside.as_secs_f64() / idle.as_secs_f64());
+        if round >= 3 && best <= 4.0 {
+            break;
+        }
     }
     let backlog = host.status("busy").await;
     let done = backlog["triggers"]["slow"]["done"].as_u64().unwrap();
