@@ -5,12 +5,15 @@
 //! invocation and what follows from it.
 
 pub mod attempt;
+pub mod capability;
 pub mod effect;
 pub mod event;
+pub mod http;
 pub mod names;
 pub mod outcome;
 pub mod pattern;
 pub mod plugin;
+pub mod range;
 pub mod retry;
 pub mod trigger;
 pub mod units;
