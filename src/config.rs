@@ -15,6 +15,7 @@ use serde::{Deserialize, Deserializer, de};
 
 pub use environment::Environment;
 pub(crate) use environment::listing;
+pub use http::Http;
 pub use secret::{DatabaseUrl, Secret};
 
 use crate::{
@@ -25,6 +26,7 @@ use crate::{
 
 mod defaults;
 mod environment;
+mod http;
 mod rules;
 mod secret;
 #[cfg(test)]
@@ -47,6 +49,8 @@ pub struct Config {
     pub router: Router,
     /// What plugins may use.
     pub sandbox: Sandbox,
+    /// What plugins may send.
+    pub http: Http,
     /// What the host says about itself.
     pub log: Log,
 }
@@ -193,6 +197,15 @@ pub struct Sandbox {
     /// Bytes of state that one call may read and write together.
     /// `OUTRIGGER_SANDBOX_STATE_BYTES`, `16MiB`.
     pub state_bytes: Bytes,
+    /// Requests of one call that are under way at once.
+    /// `OUTRIGGER_SANDBOX_REQUESTS`, 8.
+    pub requests: u32,
+    /// Bytes that the bodies of one call's requests may have together.
+    /// `OUTRIGGER_SANDBOX_REQUEST_BYTES`, `4MiB`.
+    pub request_bytes: Bytes,
+    /// Bytes that the bodies of their responses may have together.
+    /// `OUTRIGGER_SANDBOX_RESPONSE_BYTES`, `4MiB`.
+    pub response_bytes: Bytes,
 }
 
 /// `[log]`: what the host says about itself.
@@ -200,7 +213,8 @@ pub struct Sandbox {
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
     /// Which messages, as `level` or `target=level,…`. `OUTRIGGER_LOG`,
-    /// `info,sqlx=warn`.
+    /// `info,sqlx=warn,wasmtime_wasi_http=error`: guests' slips are for their
+    /// own logs.
     pub filter: String,
     /// Their shape, `text` or `json`. `OUTRIGGER_LOG_FORMAT`, `text`.
     pub format: LogFormat,
@@ -349,6 +363,10 @@ impl Config {
             state_value_bytes: own.state_value_bytes,
             state_keys: own.state_keys,
             state_bytes: own.state_bytes,
+            requests: own.requests,
+            request_bytes: own.request_bytes,
+            response_bytes: own.response_bytes,
+            http: (&self.http).into(),
         }
     }
 }

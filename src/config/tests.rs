@@ -115,6 +115,9 @@ fn what_is_wrong_in_the_file_is_named() {
         ("sandbox.memory_max", "[sandbox]\nmemory_max = '1KiB'"),
         ("sandbox.cpu_max", "[sandbox]\ncpu_max = '0ms'"),
         ("sandbox.stack_max", "[sandbox]\nstack_max = '2MiB'"),
+        ("http.allow: `10.1` is no range", "[http]\nallow = ['10.1']"),
+        ("http.connections", "[http]\nconnections = 0"),
+        ("sandbox.requests", "[sandbox]\nrequests = 0"),
         ("line 2: ", "[router]\nlease = = 5"),
     ] {
         let error = load(text, &[]).expect_err(text);
@@ -137,6 +140,8 @@ fn what_is_wrong_in_a_variable_is_named_by_the_variable() {
         ("OUTRIGGER_DATABASE_URL", "outrigger.db"),
         ("OUTRIGGER_PROJECTS", "a,,b"),
         ("OUTRIGGER_ADMIN_KEY", "short"),
+        ("OUTRIGGER_HTTP_ALLOW", "10.1.0.0/16, nowhere"),
+        ("OUTRIGGER_HTTP_READ_TIMEOUT", "0ms"),
         ("OUTRIGGER_LEASSE", "60s"),
         ("OUTRIGGER_PORT", "8080"),
     ] {
@@ -186,7 +191,7 @@ fn every_key_is_a_variable_too() {
             .map(|key| format!("{section}.{}", key.trim_matches('`')))
             .collect::<Vec<_>>()
     };
-    let sections = ["database", "server", "events", "router", "sandbox", "log"];
+    let sections = ["database", "server", "events", "router", "sandbox", "http", "log"];
     let keys: BTreeSet<_> = sections.iter().copied().flat_map(keys_of).collect();
     let listing = environment::listing();
     let variables: BTreeSet<_> = listing

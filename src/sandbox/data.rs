@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
+use wasmtime_wasi_http::{WasiHttpCtxView, WasiHttpView};
 
 use super::{
     Call, Settings, TriggerView,
     budget::{Budget, Hold},
     caps::Caps,
     emit::Emitter,
+    http::{Client, Http},
     limits::Limiter,
     logs::Logs,
     meta::Meta,
@@ -35,6 +37,7 @@ pub(super) struct Data {
     refused: Option<Refusal>,
     pub(super) emitter: Emitter,
     pub(super) state: State,
+    pub(super) http: Http,
     pub(super) logs: Logs,
     pub(super) limiter: Limiter,
     wasi: WasiCtx,
@@ -43,7 +46,13 @@ pub(super) struct Data {
 
 impl Data {
     /// A call's data before it begins.
-    pub(super) fn new(call: &Call, meta: &Meta, settings: &Settings, budget: &Arc<Budget>) -> Self {
+    pub(super) fn new(
+        call: &Call,
+        meta: &Meta,
+        settings: &Settings,
+        budget: &Arc<Budget>,
+        client: &Arc<Client>,
+    ) -> Self {
         let caps = Caps::of(&call.trigger.limits, settings);
         let logs = Logs::new(&caps, settings);
         let mut table = ResourceTable::new();
@@ -55,6 +64,7 @@ impl Data {
             refused: None,
             emitter: Emitter::new(call, meta, &caps, settings),
             state: State::new(call, &caps, settings),
+            http: Http::new(call, &caps, &logs, client),
             limiter: Limiter::new(call, &caps, Hold::new(budget)),
             wasi: wasi(&logs),
             logs,
@@ -67,6 +77,7 @@ impl Data {
         let caps = &self.caps;
         self.emitter = Emitter::new(call, meta, caps, settings);
         self.state = State::new(call, caps, settings);
+        self.http.begin(call, caps, &self.logs);
         self.logs.begin(caps, settings);
         self.limiter.begin();
         self.meter.begin();
@@ -84,7 +95,7 @@ impl Data {
 
     /// The first refusal of the call.
     pub(super) fn refused(&self) -> Option<&Refusal> {
-        self.refused.as_ref()
+        self.refused.as_ref().or_else(|| self.http.refused())
     }
 
     /// What the call asked for.
@@ -109,5 +120,11 @@ fn wasi(logs: &Logs) -> WasiCtx {
 impl WasiView for Data {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         WasiCtxView { ctx: &mut self.wasi, table: &mut self.table }
+    }
+}
+
+impl WasiHttpView for Data {
+    fn http(&mut self) -> WasiHttpCtxView<'_> {
+        self.http.view(&mut self.table)
     }
 }

@@ -21,3 +21,4 @@ mod recording;
 mod router;
 mod sandbox;
 mod scenarios;
+mod web;
