@@ -46,6 +46,7 @@ pub(super) enum Kind {
     NotDispatched,
     StillOpen,
     PluginInUse,
+    NotAllowed,
     DeliveriesLeft,
     TooLarge,
     MediaType,
@@ -90,6 +91,9 @@ impl Kind {
             Self::NotDispatched => (S::CONFLICT, "not-dispatched", "The event is still pending"),
             Self::StillOpen => (S::CONFLICT, "still-open", "It is being delivered already"),
             Self::PluginInUse => (S::CONFLICT, "plugin-in-use", "Triggers use the plugin"),
+            Self::NotAllowed => {
+                (S::CONFLICT, "not-allowed", "The project doesn't allow what the plugin needs")
+            }
             Self::DeliveriesLeft => (S::CONFLICT, "deliveries-left", "The trigger has deliveries"),
             Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too-large", "It is too large"),
             Self::MediaType => {

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     metrics::Metrics,
     model::{
+        capability::Allow,
         event::Event,
         trigger::{Isolation, Order, Record, Trigger},
     },
@@ -24,6 +25,7 @@ use crate::{
 
 /// One revision of a trigger, ready to be used.
 pub(super) struct Rule {
+    /// As it is in force: its grants are those that its project allows.
     pub(super) trigger: Trigger,
     pub(super) when: Option<Result<When, String>>,
     pub(super) target: Arc<dyn Target>,
@@ -95,6 +97,8 @@ impl Rules {
         metrics: &Metrics,
         calls: usize,
     ) -> Self {
+        let allowed: HashMap<String, Allow> =
+            definitions.projects.iter().map(|p| (p.name.clone(), p.allow.clone())).collect();
         let mut projects: HashMap<String, Project> = definitions
             .projects
             .into_iter()
@@ -106,12 +110,18 @@ impl Rules {
             .collect();
         let active: HashMap<(&str, &str), &str> =
             definitions.active.iter().map(|(p, n, d)| ((&**p, &**n), &**d)).collect();
-        for trigger in definitions.triggers {
+        for mut trigger in definitions.triggers {
+            // What the project doesn't allow any more is not in force from now on.
+            if let Some(allow) = allowed.get(&trigger.project) {
+                trigger.spec.grants = allow.narrow(&trigger.spec.grants);
+            }
             let plugin = trigger.spec.target.plugin();
             let digest = plugin.and_then(|name| active.get(&(&*trigger.project, name)).copied());
             let old = before.rule(&trigger.project, &trigger.name);
             let same = old.filter(|old| {
-                old.trigger.revision == trigger.revision && old.active.as_deref() == digest
+                old.trigger.revision == trigger.revision
+                    && old.active.as_deref() == digest
+                    && old.trigger.spec.grants == trigger.spec.grants
             });
             let rule = same.cloned().unwrap_or_else(|| {
                 let desk = old.map_or_else(

@@ -10,6 +10,7 @@ use crate::{
     model::{
         Lane,
         attempt::Attempt,
+        capability::Allow,
         event::NewEvent,
         plugin::{Plugin, PluginInfo},
         trigger::{Trigger, TriggerSpec},
@@ -310,6 +311,9 @@ impl Control for Postgres {
     }
     async fn enable_project(&self, name: &str, enabled: bool) -> Result<bool, StoreError> {
         self.switch_project(name, enabled).await
+    }
+    async fn allow(&self, project: &str, allow: &Allow) -> Result<bool, StoreError> {
+        self.set_allow(project, allow).await
     }
     async fn project(&self, name: &str) -> Result<Option<Project>, StoreError> {
         Ok(self.list_projects(Some(name)).await?.pop())
