@@ -17,7 +17,7 @@ enum Kind {
 use Kind::{List, Number, Text};
 
 /// Every setting of a host: variable, section, key.
-const SETTINGS: [(&str, &str, &str, Kind); 32] = [
+const SETTINGS: [(&str, &str, &str, Kind); 34] = [
     ("OUTRIGGER_DATABASE_URL", "database", "url", Text),
     ("OUTRIGGER_TABLE_PREFIX", "database", "table_prefix", Text),
     ("OUTRIGGER_LANES", "database", "lanes", Number),
@@ -48,6 +48,8 @@ const SETTINGS: [(&str, &str, &str, Kind); 32] = [
     ("OUTRIGGER_SANDBOX_STATE_VALUE_BYTES", "sandbox", "state_value_bytes", Text),
     ("OUTRIGGER_SANDBOX_STATE_KEYS", "sandbox", "state_keys", Number),
     ("OUTRIGGER_SANDBOX_STATE_BYTES", "sandbox", "state_bytes", Text),
+    ("OUTRIGGER_SECRETS_KEY", "secrets", "key", Text),
+    ("OUTRIGGER_SECRETS_PREVIOUS_KEYS", "secrets", "previous_keys", List),
     ("OUTRIGGER_LOG", "log", "filter", Text),
     ("OUTRIGGER_LOG_FORMAT", "log", "format", Text),
 ];

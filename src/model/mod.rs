@@ -5,6 +5,7 @@
 //! invocation and what follows from it.
 
 pub mod attempt;
+pub mod base64;
 pub mod effect;
 pub mod event;
 pub mod names;
@@ -12,6 +13,7 @@ pub mod outcome;
 pub mod pattern;
 pub mod plugin;
 pub mod retry;
+pub mod secret;
 pub mod trigger;
 pub mod units;
 
