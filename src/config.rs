@@ -324,6 +324,7 @@ impl Config {
             memory_max: self.sandbox.memory_max,
             stall_after: self.router.lease.get() / 2,
             grace: self.router.grace.get(),
+            ..api::Settings::default()
         }
     }
 

@@ -37,6 +37,7 @@ pub(super) enum Kind {
     UnknownEvent,
     UnknownPlugin,
     UnknownTrigger,
+    UnknownSecret,
     UnknownDeadLetter,
     UnknownOperation,
     UnknownKey,
@@ -46,6 +47,8 @@ pub(super) enum Kind {
     NotDispatched,
     StillOpen,
     PluginInUse,
+    SecretInUse,
+    TooMany,
     DeliveriesLeft,
     TooLarge,
     MediaType,
@@ -55,6 +58,7 @@ pub(super) enum Kind {
     Internal,
     NotSupported,
     Unavailable,
+    NoSecretsKey,
     Stalled,
 }
 
@@ -75,6 +79,7 @@ impl Kind {
             Self::UnknownEvent => (S::NOT_FOUND, "unknown-event", "There is no such event"),
             Self::UnknownPlugin => (S::NOT_FOUND, "unknown-plugin", "There is no such plugin"),
             Self::UnknownTrigger => (S::NOT_FOUND, "unknown-trigger", "There is no such trigger"),
+            Self::UnknownSecret => (S::NOT_FOUND, "unknown-secret", "There is no such secret"),
             Self::UnknownDeadLetter => {
                 (S::NOT_FOUND, "unknown-dead-letter", "There is no such dead letter")
             }
@@ -90,6 +95,8 @@ impl Kind {
             Self::NotDispatched => (S::CONFLICT, "not-dispatched", "The event is still pending"),
             Self::StillOpen => (S::CONFLICT, "still-open", "It is being delivered already"),
             Self::PluginInUse => (S::CONFLICT, "plugin-in-use", "Triggers use the plugin"),
+            Self::SecretInUse => (S::CONFLICT, "secret-in-use", "Triggers are granted the secret"),
+            Self::TooMany => (S::CONFLICT, "too-many", "There are as many as there may be"),
             Self::DeliveriesLeft => (S::CONFLICT, "deliveries-left", "The trigger has deliveries"),
             Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too-large", "It is too large"),
             Self::MediaType => {
@@ -107,6 +114,9 @@ impl Kind {
             Self::Internal => (S::INTERNAL_SERVER_ERROR, "internal", "Something broke"),
             Self::NotSupported => (S::NOT_IMPLEMENTED, "not-supported", "Not supported yet"),
             Self::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "Try again later"),
+            Self::NoSecretsKey => {
+                (S::SERVICE_UNAVAILABLE, "no-secrets-key", "The host has no key for secrets")
+            }
             Self::Stalled => (S::SERVICE_UNAVAILABLE, "stalled", "Events are not delivered"),
         }
     }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
-use super::{Sandbox, live::Live, meta::Meta, v1};
+use super::{Sandbox, Secrets, live::Live, meta::Meta, v1};
 use crate::model::{
     UnixMillis,
     attempt::{LogLine, Usage},
@@ -53,10 +53,13 @@ pub struct TriggerView {
     pub state: bool,
     /// Memory of one call.
     pub memory: Bytes,
+    /// Secrets that it is granted.
+    pub secrets: Secrets,
 }
 
 impl TriggerView {
-    /// What a trigger's document says to the sandbox.
+    /// What a trigger's document says to the sandbox; with no secrets, which
+    /// are elsewhere.
     #[must_use]
     pub fn new(name: &str, spec: &TriggerSpec) -> Self {
         Self {
@@ -65,6 +68,7 @@ impl TriggerView {
             emit: spec.grants.emit.clone(),
             state: spec.grants.state,
             memory: spec.limits.memory,
+            secrets: Secrets::default(),
         }
     }
 }
@@ -186,6 +190,7 @@ pub(super) mod tests {
                 emit: vec!["email.*".parse().expect("a pattern")],
                 state: true,
                 memory: Bytes::mib(64),
+                secrets: Secrets::default(),
             }),
             attempt: 1,
             max_attempts: 5,

@@ -1,7 +1,7 @@
 //! What a store holds beside the guest's instance: what belongs to one call is
 //! made anew for each.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
@@ -10,13 +10,20 @@ use super::{
     Call, Settings, TriggerView, emit::Emitter, limits::Limiter, logs::Logs, meta::Meta,
     state::State,
 };
-use crate::model::{attempt::Source, effect::Effects};
+use crate::model::{
+    attempt::{Level, Source},
+    effect::Effects,
+    names::{MAX_NAME, storable},
+};
 
 /// Handles that a guest may hold at once, of the host's resources and in all.
 pub(super) const HANDLES: usize = 1_000;
 
 /// Random bytes that a guest may ask for at once.
 const RANDOM_BYTES: u64 = 64 << 10;
+
+/// Names of secrets that one call's log asks a grant for.
+const UNGRANTED: usize = 8;
 
 /// Everything that a guest can reach during one call.
 pub(super) struct Data {
@@ -25,6 +32,8 @@ pub(super) struct Data {
     pub(super) state: State,
     pub(super) logs: Logs,
     pub(super) limiter: Limiter,
+    /// Secrets that were asked for and not granted, as far as the log says so.
+    ungranted: BTreeSet<String>,
     wasi: WasiCtx,
     table: ResourceTable,
 }
@@ -41,6 +50,7 @@ impl Data {
             state: State::new(call, settings),
             logs: logs.clone(),
             limiter: Limiter::new(memory.as_usize()),
+            ungranted: BTreeSet::new(),
             wasi: wasi(logs),
             table,
         }
@@ -52,6 +62,25 @@ impl Data {
         self.state = State::new(call, settings);
         self.logs.begin(settings);
         self.limiter.begin();
+        self.ungranted.clear();
+    }
+
+    /// The value of a secret, if the trigger is granted it. If not, the log
+    /// says what to ask for.
+    pub(super) fn secret(&mut self, name: &str) -> Option<String> {
+        if let Some(value) = self.trigger.secrets.get(name) {
+            return Some(value.expose().to_owned());
+        }
+        let (trigger, name) = (&self.trigger.name, storable(name, MAX_NAME));
+        if self.ungranted.len() < UNGRANTED && !self.ungranted.contains(&name) {
+            let text = format!(
+                "the trigger `{trigger}` is granted no secret `{name}`; add `\"grants\": \
+                 {{\"secrets\": [\"{name}\"]}}` to it"
+            );
+            self.logs.push(Level::Warn, Source::Host, &text);
+            self.ungranted.insert(name);
+        }
+        None
     }
 
     /// What the call asked for.

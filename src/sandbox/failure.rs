@@ -4,11 +4,10 @@ use wasmtime::Trap;
 use wasmtime_wasi::I32Exit;
 
 use super::{
-    Settings, TriggerView,
+    Secrets, Settings, TriggerView,
     limits::{Limiter, Refused, TABLE_ELEMENTS},
 };
 use crate::model::{
-    names::storable,
     outcome::{Failure, FailureKind},
     units::Bytes,
 };
@@ -58,7 +57,7 @@ pub(super) fn explain(
     } else {
         format!("{message}; the end of standard error:\n{stderr}")
     };
-    Failure::new(kind, storable(&message, MESSAGE_MAX))
+    Failure::new(kind, trigger.secrets.storable(&message, MESSAGE_MAX))
 }
 
 /// The text of an error that the engine or an import raised.
@@ -96,8 +95,13 @@ fn memory(
 }
 
 /// A failure that the plugin returned.
-pub(super) fn returned(kind: FailureKind, message: &str, after_ms: Option<u32>) -> Failure {
-    Failure { kind, message: storable(message, MESSAGE_MAX), after_ms }
+pub(super) fn returned(
+    kind: FailureKind,
+    message: &str,
+    after_ms: Option<u32>,
+    secrets: &Secrets,
+) -> Failure {
+    Failure { kind, message: secrets.storable(message, MESSAGE_MAX), after_ms }
 }
 
 #[cfg(test)]

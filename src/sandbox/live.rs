@@ -43,7 +43,7 @@ impl Live {
         slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
         let settings = &plugin.sandbox.settings;
-        let data = Data::new(call, meta, &Logs::new(settings), settings);
+        let data = Data::new(call, meta, &Logs::new(settings, &call.trigger.secrets), settings);
         let mut store = Store::new(&plugin.sandbox.engine, data);
         store.limiter(|data| &mut data.limiter);
         store.set_hostcall_fuel(settings.hostcall_bytes());

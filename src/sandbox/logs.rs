@@ -14,10 +14,9 @@ use wasmtime_wasi::{
     p2::{OutputStream, Pollable, StreamResult},
 };
 
-use super::Settings;
+use super::{Secrets, Settings};
 use crate::model::{
     attempt::{Level, LogLine, Source},
-    names::storable,
     units::Bytes as Size,
 };
 
@@ -43,6 +42,8 @@ struct Book {
     began: Instant,
     max: Size,
     line_max: usize,
+    /// What no line shows.
+    secrets: Secrets,
     lines: Vec<LogLine>,
     bytes: usize,
     dropped: Dropped,
@@ -66,13 +67,15 @@ struct Partial {
 
 impl Logs {
     /// An empty log that begins now.
-    pub(super) fn new(settings: &Settings) -> Self {
-        Self(Arc::new(Mutex::new(Book::new(settings))))
+    pub(super) fn new(settings: &Settings, secrets: &Secrets) -> Self {
+        Self(Arc::new(Mutex::new(Book::new(settings, secrets))))
     }
 
     /// Begins the log of the next call.
     pub(super) fn begin(&self, settings: &Settings) {
-        *self.book() = Book::new(settings);
+        let mut book = self.book();
+        let secrets = book.secrets.clone();
+        *book = Book::new(settings, &secrets);
     }
 
     /// Adds a message.
@@ -109,11 +112,12 @@ impl Logs {
 }
 
 impl Book {
-    fn new(settings: &Settings) -> Self {
+    fn new(settings: &Settings, secrets: &Secrets) -> Self {
         Self {
             began: Instant::now(),
             max: settings.log_bytes,
             line_max: settings.log_line_bytes.as_usize(),
+            secrets: secrets.clone(),
             lines: Vec::new(),
             bytes: 0,
             dropped: Dropped::default(),
@@ -129,16 +133,19 @@ impl Book {
     }
 
     fn push(&mut self, level: Level, source: Source, text: &str) {
-        let cost = text.len().min(self.line_max) + LINE_COST;
         // What follows a dropped line is dropped too: a log has no holes.
-        if self.dropped.lines > 0 || self.bytes + cost > self.max.as_usize() {
-            self.dropped.lines += 1;
-            self.dropped.bytes += text.len() as u64;
-            return;
+        if self.dropped.lines == 0 {
+            let shown = self.secrets.storable(text, self.line_max);
+            let bytes = self.bytes + shown.len().min(self.line_max) + LINE_COST;
+            if bytes <= self.max.as_usize() {
+                self.bytes = bytes;
+                let line = self.line(level, source, shown);
+                self.lines.push(line);
+                return;
+            }
         }
-        self.bytes += cost;
-        let line = self.line(level, source, storable(text, self.line_max));
-        self.lines.push(line);
+        self.dropped.lines += 1;
+        self.dropped.bytes += text.len() as u64;
     }
 
     fn print(&mut self, source: Source, mut bytes: &[u8]) {
@@ -151,8 +158,9 @@ impl Book {
     }
 
     fn append(&mut self, source: Source, bytes: &[u8]) {
-        // One more than fits, so that `storable` sees that there was more.
-        let max = self.line_max + 1;
+        // One more than fits, so that `storable` sees that there was more; and
+        // what it takes to know a secret that begins before.
+        let max = self.line_max + 1 + self.secrets.reach();
         let partial = self.partial(source);
         let room = max.saturating_sub(partial.bytes.len());
         partial.cut |= bytes.len() > room;
@@ -168,7 +176,8 @@ impl Book {
         let text = if partial.cut { &text } else { text.strip_suffix('\r').unwrap_or(&text) };
         let level = if source == Source::Stderr { Level::Warn } else { Level::Info };
         if source == Source::Stderr && !text.starts_with(HINT) {
-            self.tail.push_back(storable(text, TAIL.1 / 2));
+            let shown = self.secrets.storable(text, TAIL.1 / 2);
+            self.tail.push_back(shown);
             while self.tail.len() > TAIL.0
                 || self.tail.iter().map(String::len).sum::<usize>() > TAIL.1
             {
@@ -235,11 +244,12 @@ mod tests {
     use super::*;
 
     fn logs() -> Logs {
-        Logs::new(&Settings {
+        let settings = Settings {
             log_bytes: Size::kib(1),
             log_line_bytes: Size::kib(0),
             ..Settings::default()
-        })
+        };
+        Logs::new(&settings, &Secrets::default())
     }
 
     fn texts(lines: &[LogLine]) -> Vec<(Source, &str)> {
@@ -248,7 +258,7 @@ mod tests {
 
     #[test]
     fn output_is_kept_by_line_to_the_last_partial_one() {
-        let logs = Logs::new(&Settings::default());
+        let logs = Logs::new(&Settings::default(), &Secrets::default());
         let mut out = logs.stream(Source::Stdout);
         let mut err = logs.stream(Source::Stderr);
         out.write(Bytes::from_static(b"one\r\ntw")).expect("written");
@@ -271,11 +281,12 @@ mod tests {
 
     #[test]
     fn a_log_and_its_lines_have_an_end() {
-        let logs = Logs::new(&Settings {
+        let settings = Settings {
             log_bytes: Size::kib(1),
             log_line_bytes: "100B".parse().expect("a size"),
             ..Settings::default()
-        });
+        };
+        let logs = Logs::new(&settings, &Secrets::default());
         let mut err = logs.stream(Source::Stderr);
         for n in 0..100 {
             err.write(Bytes::from(vec![b'x'; 60])).expect("written");

@@ -5,7 +5,7 @@
 //! came of it in one [`Report`]; [`Batch::call`] may use the store of an earlier
 //! call of its trigger. What a guest may use up is in `limits`, what it may
 //! ask for in `emit` and `state`, what it printed in `logs`, what went wrong in
-//! `failure`. `v1` alone knows the types that are generated from the WIT.
+//! `failure`; `secrets` are kept out of both by `redact`. `v1` alone knows the types that are generated from the WIT.
 //! [`Asked`] holds an application's own code to the same bounds and checks.
 
 mod asked;
@@ -19,7 +19,9 @@ mod limits;
 mod live;
 mod logs;
 mod meta;
+mod redact;
 mod refusal;
+mod secrets;
 mod settings;
 mod state;
 mod ticker;
@@ -32,5 +34,6 @@ pub use call::{Call, Plugin, Report, StateReader, TriggerView};
 pub use emit::{Due, Wish};
 pub use engine::{Sandbox, SandboxError};
 pub use refusal::Refusal;
+pub use secrets::Secrets;
 pub use settings::Settings;
 pub use upload::UploadError;

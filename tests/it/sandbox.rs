@@ -16,9 +16,10 @@ use outrigger::{
         effect::{Listing, Write},
         event::Event,
         outcome::FailureKind,
+        secret::SecretValue,
         units::Bytes,
     },
-    sandbox::{Call, Plugin, Report, Sandbox, Settings, StateReader, TriggerView},
+    sandbox::{Call, Plugin, Report, Sandbox, Secrets, Settings, StateReader, TriggerView},
 };
 use serde_json::{Value, json};
 use tokio::{sync::OnceCell, task::JoinSet};
@@ -83,6 +84,7 @@ fn call(steps: &Value) -> Call {
             emit: vec!["email.*".parse().expect("a pattern")],
             state: true,
             memory: Bytes::mib(64),
+            secrets: Secrets::default(),
         }),
         attempt: 2,
         max_attempts: 5,
