@@ -155,9 +155,22 @@ pub struct Sandbox {
     /// Calls that run at once; each reserves about 16 GiB of address space and
     /// no memory. `OUTRIGGER_SANDBOX_SLOTS`, 256.
     pub slots: u32,
-    /// Largest memory of one call; a trigger's own limit can only be lower.
-    /// `OUTRIGGER_SANDBOX_MEMORY_MAX`, `256MiB`.
+    /// Longest deadline of one call; a trigger's own limit can only be lower,
+    /// as with what follows. `OUTRIGGER_SANDBOX_DEADLINE_MAX`, `1h`.
+    pub deadline_max: Span,
+    /// Longest time on a processor of one call.
+    /// `OUTRIGGER_SANDBOX_CPU_MAX`, `1m`.
+    pub cpu_max: Span,
+    /// Largest memory of one call. `OUTRIGGER_SANDBOX_MEMORY_MAX`, `256MiB`.
     pub memory_max: Bytes,
+    /// Elements of all tables of one call together.
+    /// `OUTRIGGER_SANDBOX_TABLE_ELEMENTS`, 100000.
+    pub table_elements: u32,
+    /// Core instances of one component. `OUTRIGGER_SANDBOX_INSTANCES`, 64.
+    pub instances: u32,
+    /// Deepest stack of a guest's calls; the same for every trigger.
+    /// `OUTRIGGER_SANDBOX_STACK_MAX`, `512KiB`.
+    pub stack_max: Bytes,
     /// Largest component that is accepted. `OUTRIGGER_COMPONENT_MAX`, `32MiB`.
     pub component_max: Bytes,
     /// Longest log of one attempt; what comes later is dropped and counted.
@@ -321,7 +334,6 @@ impl Config {
             body_max: self.server.body_max,
             component_max: self.sandbox.component_max,
             payload_max: self.events.payload_max,
-            memory_max: self.sandbox.memory_max,
             stall_after: self.router.lease.get() / 2,
             grace: self.router.grace.get(),
             ..api::Settings::default()
@@ -345,7 +357,12 @@ impl Config {
         let own = &self.sandbox;
         sandbox::Settings {
             slots: own.slots,
+            deadline_max: own.deadline_max,
+            cpu_max: own.cpu_max,
             memory_max: own.memory_max,
+            table_elements: own.table_elements,
+            instances: own.instances,
+            stack_max: own.stack_max,
             component_max: own.component_max,
             log_bytes: own.log_bytes,
             log_line_bytes: own.log_line_bytes,

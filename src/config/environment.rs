@@ -17,7 +17,7 @@ enum Kind {
 use Kind::{List, Number, Text};
 
 /// Every setting of a host: variable, section, key.
-const SETTINGS: [(&str, &str, &str, Kind); 34] = [
+const SETTINGS: &[(&str, &str, &str, Kind)] = &[
     ("OUTRIGGER_DATABASE_URL", "database", "url", Text),
     ("OUTRIGGER_TABLE_PREFIX", "database", "table_prefix", Text),
     ("OUTRIGGER_LANES", "database", "lanes", Number),
@@ -39,7 +39,12 @@ const SETTINGS: [(&str, &str, &str, Kind); 34] = [
     ("OUTRIGGER_GRACE", "router", "grace", Text),
     ("OUTRIGGER_PROJECTS", "router", "projects", List),
     ("OUTRIGGER_SANDBOX_SLOTS", "sandbox", "slots", Number),
+    ("OUTRIGGER_SANDBOX_DEADLINE_MAX", "sandbox", "deadline_max", Text),
+    ("OUTRIGGER_SANDBOX_CPU_MAX", "sandbox", "cpu_max", Text),
     ("OUTRIGGER_SANDBOX_MEMORY_MAX", "sandbox", "memory_max", Text),
+    ("OUTRIGGER_SANDBOX_TABLE_ELEMENTS", "sandbox", "table_elements", Number),
+    ("OUTRIGGER_SANDBOX_INSTANCES", "sandbox", "instances", Number),
+    ("OUTRIGGER_SANDBOX_STACK_MAX", "sandbox", "stack_max", Text),
     ("OUTRIGGER_COMPONENT_MAX", "sandbox", "component_max", Text),
     ("OUTRIGGER_SANDBOX_LOG_BYTES", "sandbox", "log_bytes", Text),
     ("OUTRIGGER_SANDBOX_LOG_LINE_BYTES", "sandbox", "log_line_bytes", Text),
@@ -103,7 +108,7 @@ impl Environment {
 
     /// Sets the keys that have a variable.
     pub(super) fn overlay(&self, table: &mut toml::Table) -> Result<(), ConfigError> {
-        for (name, section, key, kind) in SETTINGS {
+        for &(name, section, key, kind) in SETTINGS {
             let Some(text) = self.get(name) else { continue };
             let value = match kind {
                 Text => Value::String(text.to_owned()),

@@ -49,8 +49,8 @@ fn with_nothing_said_the_defaults_hold() {
     let (ours, theirs) = (config.api(), api::Settings::default());
     assert_eq!((ours.stall_after, ours.grace.as_secs()), (theirs.stall_after, 20));
     assert_eq!(
-        (ours.body_max, ours.component_max, ours.payload_max, ours.memory_max),
-        (theirs.body_max, theirs.component_max, theirs.payload_max, theirs.memory_max)
+        (ours.body_max, ours.component_max, ours.payload_max),
+        (theirs.body_max, theirs.component_max, theirs.payload_max)
     );
 }
 
@@ -115,6 +115,8 @@ fn what_is_wrong_in_the_file_is_named() {
         ("sandbox.memory_max", "[sandbox]\nmemory_max = '1KiB'"),
         ("secrets.key: is no key", "[secrets]\nkey = 'hush-hush'"),
         ("secrets.previous_keys: is no key", "[secrets]\nprevious_keys = ['hush-hush']"),
+        ("sandbox.cpu_max", "[sandbox]\ncpu_max = '0ms'"),
+        ("sandbox.stack_max", "[sandbox]\nstack_max = '2MiB'"),
         ("line 2: ", "[router]\nlease = = 5"),
     ] {
         let error = load(text, &[]).expect_err(text);

@@ -14,7 +14,10 @@ use wasmtime_wasi::{
     p2::{OutputStream, Pollable, StreamResult},
 };
 
-use super::{Secrets, Settings};
+use super::{
+    Secrets, Settings,
+    caps::{Cap, Caps},
+};
 use crate::model::{
     attempt::{Level, LogLine, Source},
     units::Bytes as Size,
@@ -40,7 +43,7 @@ pub(super) struct Logs(Arc<Mutex<Book>>);
 #[derive(Debug)]
 struct Book {
     began: Instant,
-    max: Size,
+    max: Cap<Size>,
     line_max: usize,
     /// What no line shows.
     secrets: Secrets,
@@ -67,15 +70,14 @@ struct Partial {
 
 impl Logs {
     /// An empty log that begins now.
-    pub(super) fn new(settings: &Settings, secrets: &Secrets) -> Self {
-        Self(Arc::new(Mutex::new(Book::new(settings, secrets))))
+    pub(super) fn new(caps: &Caps, settings: &Settings, secrets: &Secrets) -> Self {
+        Self(Arc::new(Mutex::new(Book::new(caps, settings, secrets))))
     }
 
     /// Begins the log of the next call.
-    pub(super) fn begin(&self, settings: &Settings) {
+    pub(super) fn begin(&self, caps: &Caps, settings: &Settings) {
         let mut book = self.book();
-        let secrets = book.secrets.clone();
-        *book = Book::new(settings, &secrets);
+        *book = Book::new(caps, settings, &book.secrets);
     }
 
     /// Adds a message.
@@ -96,9 +98,8 @@ impl Logs {
         book.end_line(Source::Stderr);
         let Dropped { lines, bytes } = book.dropped;
         if lines > 0 {
-            let max = book.max;
-            let text =
-                format!("{lines} more lines ({bytes} bytes) were dropped: a log holds {max}");
+            let cap = book.max;
+            let text = format!("{lines} more lines ({bytes} bytes) were dropped; {cap}");
             let mark = book.line(Level::Warn, Source::Host, text);
             book.lines.push(mark);
         }
@@ -112,10 +113,10 @@ impl Logs {
 }
 
 impl Book {
-    fn new(settings: &Settings, secrets: &Secrets) -> Self {
+    fn new(caps: &Caps, settings: &Settings, secrets: &Secrets) -> Self {
         Self {
             began: Instant::now(),
-            max: settings.log_bytes,
+            max: caps.log_bytes,
             line_max: settings.log_line_bytes.as_usize(),
             secrets: secrets.clone(),
             lines: Vec::new(),
@@ -137,7 +138,7 @@ impl Book {
         if self.dropped.lines == 0 {
             let shown = self.secrets.storable(text, self.line_max);
             let bytes = self.bytes + shown.len().min(self.line_max) + LINE_COST;
-            if bytes <= self.max.as_usize() {
+            if bytes <= self.max.max.as_usize() {
                 self.bytes = bytes;
                 let line = self.line(level, source, shown);
                 self.lines.push(line);
@@ -242,14 +243,22 @@ impl OutputStream for Printed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{secret::SecretValue, trigger::Limits};
+
+    fn caps(settings: &Settings) -> Caps {
+        Caps::of(&Limits::default(), settings)
+    }
+
+    fn logs_of(settings: &Settings) -> Logs {
+        Logs::new(&caps(settings), settings, &Secrets::default())
+    }
 
     fn logs() -> Logs {
-        let settings = Settings {
+        logs_of(&Settings {
             log_bytes: Size::kib(1),
             log_line_bytes: Size::kib(0),
             ..Settings::default()
-        };
-        Logs::new(&settings, &Secrets::default())
+        })
     }
 
     fn texts(lines: &[LogLine]) -> Vec<(Source, &str)> {
@@ -258,7 +267,7 @@ mod tests {
 
     #[test]
     fn output_is_kept_by_line_to_the_last_partial_one() {
-        let logs = Logs::new(&Settings::default(), &Secrets::default());
+        let logs = logs_of(&Settings::default());
         let mut out = logs.stream(Source::Stdout);
         let mut err = logs.stream(Source::Stderr);
         out.write(Bytes::from_static(b"one\r\ntw")).expect("written");
@@ -281,12 +290,11 @@ mod tests {
 
     #[test]
     fn a_log_and_its_lines_have_an_end() {
-        let settings = Settings {
+        let logs = logs_of(&Settings {
             log_bytes: Size::kib(1),
             log_line_bytes: "100B".parse().expect("a size"),
             ..Settings::default()
-        };
-        let logs = Logs::new(&settings, &Secrets::default());
+        });
         let mut err = logs.stream(Source::Stderr);
         for n in 0..100 {
             err.write(Bytes::from(vec![b'x'; 60])).expect("written");
@@ -296,7 +304,7 @@ mod tests {
         assert_eq!(lines.len(), 8);
         assert!(lines[0].text.ends_with("y… (cut)"), "{}", lines[0].text);
         assert!(lines[7].text.starts_with("93 more lines"), "{}", lines[7].text);
-        assert!(lines[7].text.ends_with("a log holds 1KiB"), "{}", lines[7].text);
+        assert!(lines[7].text.ends_with("`sandbox.log_bytes` is 1KiB"), "{}", lines[7].text);
         assert!(tail.contains("x99y"), "the tail goes on: {tail}");
     }
 
@@ -307,9 +315,44 @@ mod tests {
         (0..1000).for_each(|_| logs.push(Level::Info, Source::Log, ""));
         out.write(Bytes::from_static(b"cut of")).expect("written");
         assert_eq!(logs.finish().0.len(), 33);
-        logs.begin(&Settings::default());
+        logs.begin(&caps(&Settings::default()), &Settings::default());
         out.write(Bytes::from_static(b"new\n")).expect("written");
         assert_eq!(texts(&logs.finish().0), [(Source::Stdout, "new")]);
+    }
+
+    #[test]
+    fn a_secret_is_kept_out_of_lines_however_they_are_written() {
+        let value = |text: &str| SecretValue::new(text.into()).expect("a value");
+        let values = [("KEY".into(), value("open-sesame")), ("PEM".into(), value("first\nsecond"))];
+        let secrets = Secrets::new(values.into()).expect("secrets");
+        let settings =
+            Settings { log_line_bytes: "20B".parse().expect("a size"), ..Settings::default() };
+        let logs = Logs::new(&caps(&settings), &settings, &secrets);
+        let mut err = logs.stream(Source::Stderr);
+        for piece in
+            ["a open-s", "esa", "me\nfirst\r\nsec", "ond\nfifteen letters: ", "open-sesame"]
+        {
+            err.write(Bytes::from_static(piece.as_bytes())).expect("written");
+        }
+        logs.push(Level::Info, Source::Log, "first\nsecond");
+        let (lines, tail) = logs.finish();
+        assert_eq!(
+            texts(&lines),
+            [
+                (Source::Stderr, "a [secret KEY]"),
+                (Source::Stderr, "[secret PEM]"),
+                (Source::Stderr, "[secret PEM]"),
+                (Source::Log, "[secret PEM]"),
+                (Source::Stderr, "fifteen letters: [se… (cut)"),
+            ]
+        );
+        assert_eq!(
+            tail,
+            "a [secret KEY]\n[secret PEM]\n[secret PEM]\nfifteen letters: [secret KEY]"
+        );
+        logs.begin(&caps(&settings), &settings);
+        logs.push(Level::Info, Source::Log, "open-sesame");
+        assert_eq!(texts(&logs.finish().0), [(Source::Log, "[secret KEY]")], "the next call's too");
     }
 
     #[test]

@@ -75,6 +75,7 @@ fn rules() -> Rules {
         projects: vec![Project { name: SHOP.to_owned(), enabled: true, created_at: 0 }],
         triggers: TRIGGERS.into_iter().map(trigger).collect(),
         active: Vec::new(),
+        secrets: Vec::new(),
     };
     Rules::new(definitions, &Rules::default(), &Nowhere, &Metrics::new(), 64)
 }

@@ -195,7 +195,7 @@ pub(super) async fn attempts_are_kept(bench: &Bench) {
     let expected = attempt.clone();
     bench.write(settlement).await;
     let page = bench.store.attempts(SHOP, &AttemptFilter::default(), &all()).await.expect("lists");
-    let kept = &page.items[0];
+    let kept = &page.items[0].attempt;
     assert_eq!((&kept.logs, kept.usage), (&expected.logs, expected.usage));
     assert_eq!(kept.error.as_deref(), Some("a\u{fffd}b \u{1f980}"));
     assert_eq!((kept.failure, &kept.digest), (expected.failure, &expected.digest));
@@ -221,8 +221,16 @@ pub(super) async fn attempts_are_listed(bench: &Bench) {
     assert_eq!(count(AttemptFilter { trigger: Some(MAIL.into()), ..any() }).await, 2);
     assert_eq!(count(AttemptFilter { message_id: Some(id), ..any() }).await, 2);
     assert_eq!(count(AttemptFilter { failed: true, ..any() }).await, 2);
-    let one = AttemptFilter { message_id: Some(id), trigger: Some("other".into()), failed: true };
+    let one = AttemptFilter {
+        message_id: Some(id),
+        trigger: Some("other".into()),
+        failed: true,
+        ..any()
+    };
     assert_eq!(count(one).await, 1);
+    let of = |kind| AttemptFilter { kind: Some(kind), ..any() };
+    assert_eq!(count(of(FailureKind::Trap)).await, 2);
+    assert_eq!(count(of(FailureKind::Retry)).await, 0);
     let mut page = PageRequest { limit: 3, ..PageRequest::default() };
     let first = bench.store.attempts(SHOP, &any(), &page).await.expect("lists");
     page.cursor = first.next;
