@@ -2,11 +2,10 @@
 
 use axum::{Json as Answered, extract::State, http::StatusCode, response::IntoResponse as _};
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 
 use super::{
     Shared,
-    extract::{Json, Params, Path},
+    extract::{JsonText, Params, Path},
     page::Items,
     problem::{Answer, Kind, Problem},
     projects,
@@ -38,20 +37,18 @@ struct SecretView {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields, expecting = "a secret as an object")]
+#[serde(deny_unknown_fields)]
 struct Body {
-    /// Parsed by hand: what is said of a wrong one must not quote it.
-    value: Box<RawValue>,
+    value: String,
 }
 
 async fn put(
     State(app): State<Shared>,
     Path((project, name)): Path<(String, String)>,
-    Json(Body { value }): Json<Body>,
+    JsonText(text): JsonText,
 ) -> Answer {
     names::name("name", &name)?;
-    let value = serde_json::from_str(value.get());
-    let value = value.map_err(|_| Problem::field("value", "is no string of Unicode text"))?;
+    let Body { value } = parse(&text)?;
     let value = SecretValue::new(value)?;
     projects::existing(&app, &project).await?;
     let store = &app.api.store;
@@ -68,6 +65,18 @@ async fn put(
     let there = views(&app, &project).await?.into_iter().find(|secret| secret.name == name);
     let view = there.ok_or_else(|| unknown(&project, &name))?;
     Ok((status, Answered(view)).into_response())
+}
+
+/// What is said of a body that can't be used doesn't quote it.
+fn parse(text: &str) -> Answer<Body> {
+    serde_json::from_str(text).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        if error.is_data() {
+            let detail = "the body must be an object with one member, the text `value`";
+            return Problem::new(Kind::Invalid, detail);
+        }
+        Problem::new(Kind::BadJson, format!("it breaks off at line {line}, column {column}"))
+    })
 }
 
 async fn list(

@@ -11,6 +11,7 @@ mod definitions;
 mod events;
 mod refusals;
 mod replay;
+mod secrets;
 mod server;
 
 #[tokio::test]

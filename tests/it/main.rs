@@ -20,3 +20,5 @@ mod recording;
 mod router;
 mod sandbox;
 mod scenarios;
+mod secrets;
+mod stream;

@@ -240,6 +240,41 @@ async fn what_is_printed_is_logged_by_line() {
 }
 
 #[tokio::test]
+async fn a_secret_is_answered_by_grant_and_never_shown() {
+    let value = |text: &str| SecretValue::new(text.into()).expect("a value");
+    let secrets = [("KEY".into(), value("open-sesame"))].into();
+    let secrets = Secrets::new(secrets).expect("secrets");
+    assert!(!format!("{secrets:?}").contains("sesame"), "{secrets:?}");
+    for (channel, kind) in [
+        ("log", None),
+        ("stdout", None),
+        ("pieces", None),
+        ("stderr", None),
+        ("panic", Some(FailureKind::Trap)),
+        ("retry", Some(FailureKind::Retry)),
+        ("reject", Some(FailureKind::Reject)),
+    ] {
+        let step = json!({"op": "secret", "name": "KEY", "show": channel});
+        let mut call = call(&json!([step]));
+        Arc::make_mut(&mut call.trigger).secrets = secrets.clone();
+        let report = probe().await.call(call).await;
+        let said = format!("{report:?}");
+        assert!(said.contains("KEY=[secret KEY]") && !said.contains("sesame"), "{channel}: {said}");
+        assert_eq!(report.result.err().map(|failure| failure.kind), kind, "{channel}");
+    }
+    let report = run(json!([
+        {"op": "secret", "name": "KEY"},
+        {"op": "secret", "name": "KEY"},
+        {"op": "panic", "message": "no key"},
+    ]))
+    .await;
+    let [said] = texts(&report.logs, Source::Host)[..] else { panic!("{report:?}") };
+    assert!(said.contains(r#"`"grants": {"secrets": ["KEY"]}`"#), "{said}");
+    let failure = report.result.expect_err("no secret");
+    assert_eq!(failure.kind, FailureKind::Denied, "{}", failure.message);
+}
+
+#[tokio::test]
 async fn emitted_events_are_kept_for_the_settle_with_the_same_ids_each_time() {
     let steps = json!([
         email(json!({"payload": {"a": 1}, "dedupKey": "k", "meta": {"m": "x"}, "afterMs": 500})),

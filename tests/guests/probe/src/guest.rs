@@ -109,6 +109,9 @@ fn tell(text: &str, channel: Channel) -> Result<(), Failure> {
         Channel::Panic => panic!("{text}"),
         Channel::Retry => return Err(retry(text.into())),
         Channel::Reject => return Err(Failure::Reject(text.into())),
+        Channel::State => {
+            state::set("shown", text.as_bytes()).map_err(|error| retry(state_text(error)))?;
+        }
         Channel::Key => state::increment(text, 1).map_err(|error| retry(state_text(error)))?,
     }
     Ok(())

@@ -165,6 +165,8 @@ pub enum Channel {
     Reject,
     /// A key of the state that holds a text and is incremented: it can't be.
     Key,
+    /// The value of the state's key `shown`.
+    State,
 }
 
 /// The event that [`Step::Emit`] emits.
