@@ -8,7 +8,7 @@ use wasmtime::{
     WasmBacktraceDetails, component::Linker,
 };
 
-use super::{Settings, batch::Idle, data::Data, ticker::Ticker, v1};
+use super::{Settings, batch::Idle, budget::Budget, data::Data, ticker::Ticker, v1};
 use crate::model::{names::Invalid, trigger::Limits};
 
 /// What one component may consist of. Real plugins need this much room: a
@@ -42,6 +42,8 @@ pub struct Sandbox {
     pub(super) compiling: Arc<Semaphore>,
     /// In front of the pool: without a permit nothing is instantiated.
     slots: Arc<Semaphore>,
+    /// The memory of all guests together.
+    pub(super) budget: Arc<Budget>,
     /// Instances that hold a slot and wait for their next call.
     pub(super) idle: Idle,
     slot_count: u32,
@@ -73,6 +75,7 @@ impl Sandbox {
         let slots = Arc::new(Semaphore::new(slot_count as usize));
         Ok(Arc::new(Self {
             ticker: Ticker::start(engine.clone(), Arc::clone(&slots))?,
+            budget: Budget::new(settings.memory_total.as_usize()),
             settings,
             engine,
             linker,
