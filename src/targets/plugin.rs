@@ -155,6 +155,9 @@ impl View {
     }
 
     async fn open(&self, loader: &Loader) -> Result<Arc<TriggerView>, String> {
+        if let Some(view) = self.open.get() {
+            return Ok(Arc::clone(view));
+        }
         let open = async || {
             let secrets = loader.open(&self.project, &self.secrets).await?;
             Ok(Arc::new(TriggerView { secrets, ..self.sealed.clone() }))
