@@ -21,7 +21,9 @@ pub use secret::{DatabaseUrl, Secret};
 use crate::{
     api,
     model::units::{Bytes, Span},
-    router, sandbox, store,
+    router, sandbox,
+    secrets::{BadKey, Keyring},
+    store,
 };
 
 mod defaults;
@@ -51,6 +53,8 @@ pub struct Config {
     pub sandbox: Sandbox,
     /// What plugins may send.
     pub http: Http,
+    /// What projects' secrets are sealed with.
+    pub secrets: Secrets,
     /// What the host says about itself.
     pub log: Log,
 }
@@ -208,6 +212,19 @@ pub struct Sandbox {
     pub response_bytes: Bytes,
 }
 
+/// `[secrets]`: what projects' secrets are sealed with; the same on all hosts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Secrets {
+    /// 32 bytes in hex or base64, such as `openssl rand -hex 32` makes; without
+    /// it no secret can be set. `OUTRIGGER_SECRETS_KEY`.
+    pub key: Option<Secret>,
+    /// Keys that it has replaced: they open what `outrigger secrets rotate` has
+    /// not sealed anew; in the variable separated by commas.
+    /// `OUTRIGGER_SECRETS_PREVIOUS_KEYS`.
+    pub previous_keys: Vec<Secret>,
+}
+
 /// `[log]`: what the host says about itself.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -337,7 +354,19 @@ impl Config {
             payload_max: self.events.payload_max,
             stall_after: self.router.lease.get() / 2,
             grace: self.router.grace.get(),
+            ..api::Settings::default()
         }
+    }
+
+    /// What secrets are sealed and opened with.
+    ///
+    /// # Errors
+    /// Names the key that can't be used.
+    pub fn keyring(&self) -> Result<Keyring, ConfigError> {
+        rules::keyring(&self.secrets).map_err(|(key, BadKey)| ConfigError::Key {
+            key: key.to_owned(),
+            why: BadKey.to_string(),
+        })
     }
 
     /// What the sandbox is told.

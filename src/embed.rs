@@ -106,6 +106,7 @@ use crate::{
     },
     router::{Router as Running, Settings},
     sandbox,
+    secrets::Keyring,
     store::{HostId, Options, Store, StoreError},
 };
 
@@ -124,6 +125,7 @@ pub struct Builder {
     database: Options,
     settings: Settings,
     sandbox: sandbox::Settings,
+    keyring: Arc<Keyring>,
     triggers: Vec<(String, On, Handle)>,
     retired: Vec<String>,
 }
@@ -157,6 +159,7 @@ impl Builder {
             database: Options::default(),
             settings: Settings::default(),
             sandbox: sandbox::Settings::default(),
+            keyring: Arc::default(),
             triggers: Vec::new(),
             retired: Vec::new(),
         }
@@ -208,6 +211,12 @@ impl Builder {
         self
     }
 
+    /// What opens the secrets that triggers of plugins are granted.
+    pub fn keyring(mut self, keyring: Keyring) -> Self {
+        self.keyring = Arc::new(keyring);
+        self
+    }
+
     /// Opens the database, brings its schema up, stores the triggers, and
     /// starts on the current runtime.
     ///
@@ -229,7 +238,8 @@ impl Builder {
         let metrics = Arc::new(Metrics::new());
         let handles: HashMap<_, _> =
             self.triggers.into_iter().map(|(name, _, handle)| (name, handle)).collect();
-        let closures = Closures::new(self.project, handles, self.sandbox, store.clone());
+        let closures =
+            Closures::new(self.project, handles, self.sandbox, self.keyring, store.clone());
         let running =
             Running::start(store.clone(), Arc::new(closures), metrics.clone(), self.settings);
         Ok(Router::new(running, store, pool, metrics, payload_max))

@@ -12,6 +12,7 @@
 //! | Module | What it is |
 //! |---|---|
 //! | [`model`] | what the words mean: events, triggers, effects, outcomes; pure types and decisions |
+//! | [`secrets`] | seals what is secret, and opens it |
 //! | [`store`] | everything that is kept, behind three traits; PostgreSQL and SQLite |
 //! | [`sandbox`] | checks, compiles and runs plugins, each call in bounds |
 //! | [`targets`] | what a trigger delivers to |
@@ -42,6 +43,7 @@ pub mod model;
 pub mod outbox;
 pub mod router;
 pub mod sandbox;
+pub mod secrets;
 pub mod store;
 pub mod targets;
 pub mod telemetry;

@@ -22,7 +22,7 @@ pub(super) fn routes(routes: Routes) -> Routes {
         )
         .get(
             "/v1/projects/{project}/attempts",
-            &["trigger", "messageId", "failed", "limit", "cursor", "since", "until"],
+            &["trigger", "messageId", "failed", "kind", "limit", "cursor", "since", "until"],
             attempts,
         )
 }
@@ -52,6 +52,7 @@ async fn attempts(
         trigger: params.text("trigger"),
         message_id: params.parse("messageId", "a UUID")?,
         failed: params.flag("failed")?,
+        kind: params.one_of("kind")?,
     };
     let page = page::request(&params)?;
     projects::existing(&app, &project).await?;

@@ -4,12 +4,21 @@
 //! left unread is drained), `auth` (its key), its query's check (`routes`) and
 //! ends in a handler; every error is a problem document (`problem`).
 
-use std::{future::Future, io, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{
     Router,
+    extract::{Request, State},
     http::{Method, Uri},
-    middleware,
+    middleware::{self, Next},
     response::{IntoResponse as _, Response},
     serve::ListenerExt as _,
 };
@@ -23,7 +32,10 @@ use self::{
     problem::{Kind, Problem},
     routes::Routes,
 };
-use crate::{metrics::Metrics, model::units::Bytes, router::Pulse, sandbox::Sandbox, store::Store};
+use crate::{
+    metrics::Metrics, model::units::Bytes, router::Pulse, sandbox::Sandbox, secrets::Keyring,
+    store::Store,
+};
 
 mod auth;
 mod body;
@@ -40,7 +52,9 @@ mod plugins;
 mod problem;
 mod projects;
 mod routes;
+mod secrets;
 mod status;
+mod stream;
 mod triggers;
 mod unsupported;
 
@@ -73,6 +87,8 @@ pub struct Settings {
     pub stall_after: Duration,
     /// How long a shutdown waits for calls under way.
     pub grace: Duration,
+    /// What secrets are sealed with.
+    pub keyring: Arc<Keyring>,
 }
 
 impl Default for Settings {
@@ -84,6 +100,7 @@ impl Default for Settings {
             payload_max: Bytes::mib(1),
             stall_after: Duration::from_secs(30),
             grace: Duration::from_secs(10),
+            keyring: Arc::default(),
         }
     }
 }
@@ -95,11 +112,18 @@ struct App {
     status: status::Cache,
     /// Where events of requests go.
     recorder: events::Recorder,
+    /// Attempts on their way to those who watch.
+    tail: stream::Tail,
+    /// Calls that aren't answered yet.
+    calls: AtomicUsize,
     /// There is bulk work to do.
     bulk: Notify,
     /// The host is about to stop: nobody is kept waiting any more.
     stopping: CancellationToken,
 }
+
+/// How long a stream may take to end once the host stops.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
 
 type Shared = Arc<App>;
 
@@ -109,9 +133,23 @@ impl App {
             recorder: events::Recorder::new(Arc::clone(&api) as _),
             api,
             status: status::Cache::default(),
+            tail: stream::Tail::default(),
+            calls: AtomicUsize::new(0),
             bulk: Notify::new(),
             stopping: CancellationToken::new(),
         })
+    }
+
+    /// Resolves when, some while after the host was to stop, nothing is left but
+    /// streams whose readers take nothing: those that do have ended by then.
+    async fn only_stuck_streams(&self) {
+        self.stopping.cancelled().await;
+        loop {
+            tokio::time::sleep(STUCK_AFTER).await;
+            if self.calls.load(Ordering::Relaxed) == 0 && self.tail.streams() > 0 {
+                return;
+            }
+        }
     }
 }
 
@@ -160,6 +198,10 @@ pub async fn serve(
     };
     tokio::select! {
         end = all => end,
+        () = app.only_stuck_streams() => {
+            app.recorder.finish().await;
+            Ok(())
+        }
         () = too_late => {
             tracing::warn!(grace_seconds = grace.as_secs_f64(), "calls were cut off");
             Ok(())
@@ -178,6 +220,7 @@ fn service(app: Shared) -> Router {
         .fallback(unknown_path)
         .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn(body::drain))
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), count))
         .with_state(app)
 }
 
@@ -191,6 +234,8 @@ fn all_routes() -> Routes {
         triggers::routes,
         deliveries::routes,
         dead_letters::routes,
+        secrets::routes,
+        stream::routes,
         operations::routes,
         status::routes,
         health::routes,
@@ -199,6 +244,21 @@ fn all_routes() -> Routes {
     ]
     .into_iter()
     .fold(Routes::default(), |routes, add| add(routes))
+}
+
+/// Counts a call until it is answered, or its caller has gone.
+async fn count(State(app): State<Shared>, request: Request, next: Next) -> Response {
+    struct Counted(Shared);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.calls.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    app.calls.fetch_add(1, Ordering::Relaxed);
+    let _counted = Counted(app);
+    next.run(request).await
 }
 
 async fn unknown_path(uri: Uri) -> Problem {

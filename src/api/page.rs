@@ -55,7 +55,8 @@ fn cursor(params: &Params) -> Answer<Option<i64>> {
     }
 }
 
-fn time(params: &Params, name: &str) -> Answer<Option<UnixMillis>> {
+/// A point in time that a query names.
+pub(super) fn time(params: &Params, name: &str) -> Answer<Option<UnixMillis>> {
     params.parse(name, "a time in milliseconds since 1970")
 }
 

@@ -37,6 +37,7 @@ pub(super) enum Kind {
     UnknownEvent,
     UnknownPlugin,
     UnknownTrigger,
+    UnknownSecret,
     UnknownDeadLetter,
     UnknownOperation,
     UnknownKey,
@@ -47,6 +48,8 @@ pub(super) enum Kind {
     StillOpen,
     PluginInUse,
     NotAllowed,
+    SecretInUse,
+    TooMany,
     DeliveriesLeft,
     TooLarge,
     MediaType,
@@ -56,6 +59,7 @@ pub(super) enum Kind {
     Internal,
     NotSupported,
     Unavailable,
+    NoSecretsKey,
     Stalled,
 }
 
@@ -76,6 +80,7 @@ impl Kind {
             Self::UnknownEvent => (S::NOT_FOUND, "unknown-event", "There is no such event"),
             Self::UnknownPlugin => (S::NOT_FOUND, "unknown-plugin", "There is no such plugin"),
             Self::UnknownTrigger => (S::NOT_FOUND, "unknown-trigger", "There is no such trigger"),
+            Self::UnknownSecret => (S::NOT_FOUND, "unknown-secret", "There is no such secret"),
             Self::UnknownDeadLetter => {
                 (S::NOT_FOUND, "unknown-dead-letter", "There is no such dead letter")
             }
@@ -94,6 +99,8 @@ impl Kind {
             Self::NotAllowed => {
                 (S::CONFLICT, "not-allowed", "The project doesn't allow what the plugin needs")
             }
+            Self::SecretInUse => (S::CONFLICT, "secret-in-use", "Triggers are granted the secret"),
+            Self::TooMany => (S::CONFLICT, "too-many", "There are as many as there may be"),
             Self::DeliveriesLeft => (S::CONFLICT, "deliveries-left", "The trigger has deliveries"),
             Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too-large", "It is too large"),
             Self::MediaType => {
@@ -111,6 +118,9 @@ impl Kind {
             Self::Internal => (S::INTERNAL_SERVER_ERROR, "internal", "Something broke"),
             Self::NotSupported => (S::NOT_IMPLEMENTED, "not-supported", "Not supported yet"),
             Self::Unavailable => (S::SERVICE_UNAVAILABLE, "unavailable", "Try again later"),
+            Self::NoSecretsKey => {
+                (S::SERVICE_UNAVAILABLE, "no-secrets-key", "The host has no key for secrets")
+            }
             Self::Stalled => (S::SERVICE_UNAVAILABLE, "stalled", "Events are not delivered"),
         }
     }

@@ -105,6 +105,7 @@ async fn delete(State(app): State<Shared>, Path(name): Path<String>) -> Answer<R
     let counts = status.projects.get(&name);
     let (plugins, triggers) =
         (store.plugins(&name).await?.len(), store.triggers(&name).await?.len());
+    let secrets = store.secrets(&name).await?.len();
     let keys = store.keys().await?.iter().filter(|key| key.project.as_ref() == Some(&name)).count();
     let existed = store.project(&name).await?.is_some();
     if !existed && counts.is_none() {
@@ -115,6 +116,7 @@ async fn delete(State(app): State<Shared>, Path(name): Path<String>) -> Answer<R
         "existed": existed,
         "plugins": plugins,
         "triggers": triggers,
+        "secrets": secrets,
         "keys": keys,
         "rows": counts.map(status::project),
     });

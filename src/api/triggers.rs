@@ -83,7 +83,7 @@ async fn put(
     check(&app, &spec)?;
     projects::existing(&app, &project).await?.allow.admit(&spec.grants)?;
     let Some(new) = app.api.store.put_trigger(&project, &name, &spec).await? else {
-        return Err(no_target(&app, &project, &spec.target).await?);
+        return Err(missing(&app, &project, &spec).await?);
     };
     app.api.store.wake();
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
@@ -102,6 +102,19 @@ fn check(app: &App, spec: &TriggerSpec) -> Answer<()> {
     }
     app.api.sandbox.admit(&spec.limits)?;
     Ok(())
+}
+
+/// What a document names that isn't there.
+async fn missing(app: &App, project: &str, spec: &TriggerSpec) -> Answer<Problem> {
+    let there = app.api.store.secrets(project).await?;
+    let granted = &spec.grants.secrets;
+    match granted.iter().find(|name| there.iter().all(|secret| secret.name != **name)) {
+        Some(name) => {
+            let why = format!("names `{name}`, which isn't there: set it first");
+            Ok(Problem::field("grants.secrets", why))
+        }
+        None => no_target(app, project, &spec.target).await,
+    }
 }
 
 async fn no_target(app: &App, project: &str, target: &Target) -> Answer<Problem> {

@@ -7,10 +7,6 @@ use super::routes::Routes;
 pub(super) fn routes(routes: Routes) -> Routes {
     [
         (Method::POST, "/v1/projects/{project}/triggers/{name}/try", "trying a trigger"),
-        (Method::GET, "/v1/projects/{project}/stream", "the live tail"),
-        (Method::GET, "/v1/projects/{project}/secrets", "secrets"),
-        (Method::PUT, "/v1/projects/{project}/secrets/{name}", "secrets"),
-        (Method::DELETE, "/v1/projects/{project}/secrets/{name}", "secrets"),
         (Method::PUT, "/v1/projects/{project}/statements/{name}", "statements"),
         (Method::PUT, "/v1/projects/{project}/quotas", "quotas"),
         (Method::GET, "/v1/audit", "the audit log"),

@@ -20,7 +20,8 @@ use crate::model::trigger::TriggerSpec;
 ///
 /// `{project, plugins: {name: path}, triggers: {name: {match, target, …}}}`
 ///
-/// Paths of plugins are seen from the document. What is there and isn't named
+/// Paths of plugins are seen from the document. Secrets that triggers are
+/// granted must be there: `outrigger secrets set` comes first. What is there and isn't named
 /// is left alone; to apply the same again changes nothing.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use reqwest::{Method, RequestBuilder, StatusCode, Url, redirect};
+use reqwest::{Method, RequestBuilder, Response, StatusCode, Url, redirect};
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
@@ -94,6 +94,18 @@ impl Client {
     pub(super) async fn send(&self, request: RequestBuilder) -> Result<Answer> {
         let answer = self.try_send(request).await?;
         if answer.status.is_success() { Ok(answer) } else { Err(self.refusal(&answer)) }
+    }
+
+    /// Sends a call whose answer comes bit by bit.
+    pub(super) async fn open(&self, request: RequestBuilder) -> Result<Response> {
+        let response = request.send().await.map_err(|error| self.unreachable(error))?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let text = response.text().await.context("the answer broke off")?;
+        let value = value_of(&text);
+        Err(self.refusal(&Answer { status, text, value }))
     }
 
     /// Sends a call; `None` if what it is about doesn't exist.

@@ -13,7 +13,7 @@ use serde_json::{Value, value::RawValue};
 use uuid::Uuid;
 
 use super::{
-    Context,
+    Context, attempt,
     client::Answer,
     input,
     output::{Column, Output, Show, clean},
@@ -279,7 +279,7 @@ fn show(out: Output, answer: &Answer) {
     section(out, &results.map(named).collect::<Vec<_>>(), &RESULTS);
     section(out, event["deliveries"].as_array().map_or(&[][..], Vec::as_slice), &DELIVERIES);
     for attempt in event["attempts"].as_array().into_iter().flatten() {
-        show_attempt(out, attempt);
+        attempt::show(out, attempt);
     }
 }
 
@@ -287,29 +287,6 @@ fn section(out: Output, rows: &[Value], columns: &[Column]) {
     if !rows.is_empty() {
         out.line("");
         out.table(rows, columns);
-    }
-}
-
-fn show_attempt(out: Output, attempt: &Value) {
-    let text = |value: &Value| clean(value.as_str().unwrap_or_default());
-    let outcome = if attempt["failed"] == true { text(&attempt["kind"]) } else { "done".into() };
-    out.line(format_args!(
-        "\nattempt {} of {} at {}: {outcome}, {} us",
-        attempt["number"],
-        text(&attempt["trigger"]),
-        time::show(attempt["startedAt"].as_i64().unwrap_or(0)),
-        attempt["durationUs"],
-    ));
-    for line in attempt["error"].as_str().unwrap_or_default().lines() {
-        out.line(format_args!("  {}", clean(line)));
-    }
-    for log in attempt["logs"].as_array().into_iter().flatten() {
-        let (level, source) = (text(&log["level"]), text(&log["source"]));
-        out.line(format_args!(
-            "  {:>9} us  {level:<5} {source:<6} {}",
-            log["atUs"],
-            text(&log["text"])
-        ));
     }
 }
 

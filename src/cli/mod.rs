@@ -13,11 +13,13 @@ use crate::config::{Config, Environment, LogFormat, Secret};
 use crate::telemetry;
 
 mod apply;
+mod attempt;
 mod client;
 mod dead_letters;
 mod events;
 mod input;
 mod keys;
+mod logs;
 mod migrate;
 mod operation;
 mod output;
@@ -27,6 +29,7 @@ mod plugins;
 mod projects;
 mod replay;
 mod scaffold;
+mod secrets;
 mod serve;
 mod status;
 mod time;
@@ -86,6 +89,9 @@ enum Command {
     /// Look at dead letters, give them new attempts, delete them
     #[command(subcommand)]
     DeadLetters(dead_letters::DeadLetters),
+    /// Set secrets, which triggers can be granted
+    #[command(subcommand)]
+    Secrets(secrets::Secrets),
     /// Make and delete API keys
     #[command(subcommand)]
     Keys(keys::Keys),
@@ -110,6 +116,7 @@ pub async fn run(cli: Cli, environment: Environment) -> Result<ExitCode> {
         Command::Triggers(command) => command.run(&context).await,
         Command::Plugins(command) => command.run(&context).await,
         Command::DeadLetters(command) => command.run(&context).await,
+        Command::Secrets(command) => command.run(&context).await,
         Command::Keys(command) => command.run(&context).await,
         Command::Projects(command) => command.run(&context).await,
     }

@@ -1,7 +1,12 @@
 //! `outrigger plugins test`: one call in the real sandbox, with no host and no
 //! database.
 
-use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
 
 use anyhow::{Context as _, Result, bail};
 use async_trait::async_trait;
@@ -10,15 +15,16 @@ use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use uuid::Uuid;
 
-use super::{Context, input};
+use super::{Context, input, secrets};
 use crate::{
     model::{
         effect::{Effects, Write},
         event::{Event, NewEvent},
         outcome::Failure,
+        secret::SecretValue,
         trigger::TriggerSpec,
     },
-    sandbox::{Call, Report, Sandbox, StateReader, TriggerView},
+    sandbox::{Call, Report, Sandbox, Secrets, StateReader, TriggerView},
 };
 
 #[derive(Debug, Args)]
@@ -40,6 +46,10 @@ pub(super) struct Test {
     /// State that is there before, repeatable
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     state: Vec<(String, String)>,
+    /// A secret that the trigger's document grants, or any without one; its
+    /// value is the file's, and kept out of what is printed; repeatable
+    #[arg(long, value_name = "NAME=FILE", value_parser = pair)]
+    secret: Vec<(String, String)>,
     /// Number of the attempt
     #[arg(long, default_value_t = 1)]
     attempt: u32,
@@ -48,7 +58,7 @@ pub(super) struct Test {
 fn pair(text: &str) -> Result<(String, String), String> {
     text.split_once('=')
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .ok_or_else(|| format!("`{text}` is not of the form KEY=VALUE"))
+        .ok_or_else(|| format!("`{text}` has no `=`"))
 }
 
 /// An event as the HTTP interface takes it.
@@ -76,6 +86,7 @@ impl Test {
         let event =
             event(&input::text(&self.event)?).with_context(|| self.event.display().to_string())?;
         let spec = self.spec()?;
+        let secrets = self.secrets(&spec)?;
         let plugin = Sandbox::new(context.config()?.sandbox())?.load(bytes).await?;
         let state: BTreeMap<String, Vec<u8>> =
             self.state.into_iter().map(|(key, value)| (key, value.into_bytes())).collect();
@@ -83,7 +94,7 @@ impl Test {
             idempotency_key: format!("{}/test", event.message_id),
             now_ms: event.created_at,
             event: Arc::new(event),
-            trigger: Arc::new(TriggerView::new("test", &spec)),
+            trigger: Arc::new(TriggerView { secrets, ..TriggerView::new("test", &spec) }),
             attempt: self.attempt,
             max_attempts: spec.retry.max_attempts,
             deadline: spec.limits.deadline.get(),
@@ -98,7 +109,10 @@ impl Test {
         let document = match &self.trigger {
             Some(file) => input::document(file)?,
             None => json!({
-                "match": {}, "target": {"plugin": "test"}, "grants": {"emit": ["*"], "state": true}
+                "match": {}, "target": {"plugin": "test"}, "grants": {
+                    "emit": ["*"], "state": true,
+                    "secrets": self.secret.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+                }
             }),
         };
         let mut spec: TriggerSpec = serde_json::from_value(document).context("the trigger")?;
@@ -106,6 +120,24 @@ impl Test {
         spec.validate().context("the trigger")?;
         Ok(spec)
     }
+
+    /// The secrets that are granted; one that wasn't given would be absent on
+    /// no host.
+    fn secrets(&self, spec: &TriggerSpec) -> Result<Secrets> {
+        let given = self.secret.iter().map(|(name, file)| secret(name, file));
+        let mut given = given.collect::<Result<BTreeMap<_, _>>>()?;
+        given.retain(|name, _| spec.grants.secrets.contains(name));
+        if let Some(name) = spec.grants.secrets.iter().find(|name| !given.contains_key(*name)) {
+            bail!("the trigger is granted the secret `{name}`: give it with --secret {name}=FILE");
+        }
+        Secrets::new(given).map_err(anyhow::Error::msg)
+    }
+}
+
+fn secret(name: &str, file: &str) -> Result<(String, SecretValue)> {
+    let value = secrets::value(Path::new(file))?;
+    let value = SecretValue::new(value).with_context(|| format!("the secret `{name}`"))?;
+    Ok((name.to_owned(), value))
 }
 
 fn event(text: &str) -> Result<Event> {

@@ -34,7 +34,7 @@ pub(super) enum Projects {
     Delete {
         #[command(flatten)]
         project: Name,
-        /// Confirms that events, plugins, triggers, state and keys go too
+        /// Confirms that events, plugins, triggers, state, secrets and keys go too
         #[arg(long)]
         yes: bool,
     },
@@ -89,17 +89,19 @@ impl Projects {
             Self::Delete { project: Name { name }, yes } => {
                 if !yes {
                     bail!(
-                        "this deletes all events, plugins, triggers, state and keys of the project \
-                         `{name}`; confirm with --yes"
+                        "this deletes all events, plugins, triggers, state, secrets and keys of \
+                         the project `{name}`; confirm with --yes"
                     );
                 }
                 let answer = client.delete(&["projects", &name]).await?;
                 if !out.json(&answer) {
                     let went = |what| answer.value()[what].as_i64().unwrap_or(0);
                     out.line(format_args!(
-                        "project {name} is deleted, with {} plugins, {} triggers and {} keys",
+                        "project {name} is deleted, with {} plugins, {} triggers, {} secrets and \
+                         {} keys",
                         went("plugins"),
                         went("triggers"),
+                        went("secrets"),
                         went("keys")
                     ));
                 }

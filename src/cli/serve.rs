@@ -126,11 +126,14 @@ impl Host {
     fn start(config: &Config, store: Arc<dyn Store>, listener: TcpListener) -> Result<Self> {
         let sandbox = Sandbox::new(config.sandbox())?;
         let metrics = Arc::new(Metrics::new());
-        let plugins = Plugins::new(Arc::clone(&sandbox), store.clone());
+        let keyring = Arc::new(config.keyring()?);
+        let plugins =
+            Plugins::with_keyring(Arc::clone(&sandbox), store.clone(), Arc::clone(&keyring));
         let router =
             Router::start(Arc::clone(&store), plugins, Arc::clone(&metrics), config.router());
         let pulse = router.pulse();
-        let api = Arc::new(Api { store, sandbox, pulse, metrics, settings: config.api() });
+        let settings = api::Settings { keyring, ..config.api() };
+        let api = Arc::new(Api { store, sandbox, pulse, metrics, settings });
         Ok(Self { router, grace: config.router.grace.get(), api, listener })
     }
 

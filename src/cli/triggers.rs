@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::{
     Context, input,
+    logs::Logs,
     output::{Column, Show},
 };
 
@@ -44,6 +45,8 @@ pub(super) enum Triggers {
     },
     /// Deliver to a trigger again
     Resume(Name),
+    /// Show a trigger's attempts with their logs, the newest last
+    Logs(Logs),
     /// List what a trigger keeps
     State {
         #[command(flatten)]
@@ -151,6 +154,7 @@ impl Triggers {
                     out.line(format_args!("trigger {name} goes on"));
                 }
             }
+            Self::Logs(logs) => logs.run(context).await?,
             Self::State { trigger: Name { name }, prefix, after, limit } => {
                 let limit = limit.map(|limit| limit.to_string());
                 let query = [("prefix", prefix), ("after", after), ("limit", limit)];

@@ -62,6 +62,8 @@ const SETTINGS: &[(&str, &str, &str, Kind)] = &[
     ("OUTRIGGER_HTTP_REQUESTS_PER_CALL", "http", "requests_per_call", Number),
     ("OUTRIGGER_HTTP_CONNECT_TIMEOUT", "http", "connect_timeout", Text),
     ("OUTRIGGER_HTTP_READ_TIMEOUT", "http", "read_timeout", Text),
+    ("OUTRIGGER_SECRETS_KEY", "secrets", "key", Text),
+    ("OUTRIGGER_SECRETS_PREVIOUS_KEYS", "secrets", "previous_keys", List),
     ("OUTRIGGER_LOG", "log", "filter", Text),
     ("OUTRIGGER_LOG_FORMAT", "log", "format", Text),
 ];

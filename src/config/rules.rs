@@ -1,9 +1,12 @@
 //! What the types of the settings can't say.
 
-use super::Config;
-use crate::model::{
-    names::{self, Invalid},
-    units::{Bytes, Span},
+use super::{Config, Secret, Secrets};
+use crate::{
+    model::{
+        names::{self, Invalid},
+        units::{Bytes, Span},
+    },
+    secrets::{BadKey, Keyring},
 };
 
 /// Checks ranges, and what settings must be to each other. The error is the
@@ -13,6 +16,7 @@ pub(super) fn check(config: &Config) -> Result<(), (&'static str, String)> {
     relations(config)?;
     admin_key(config)?;
     projects(config)?;
+    keyring(&config.secrets).map_err(|(key, why)| (key, why.to_string()))?;
     config.sandbox().validate().map_err(in_sandbox)
 }
 
@@ -126,6 +130,14 @@ fn admin_key(config: &Config) -> Result<(), (&'static str, String)> {
         return Err(("server.admin_key", why.into()));
     }
     Ok(())
+}
+
+/// What secrets are sealed and opened with. A wrong key is named, not shown.
+pub(super) fn keyring(secrets: &Secrets) -> Result<Keyring, (&'static str, BadKey)> {
+    let previous = || secrets.previous_keys.iter().map(Secret::expose);
+    Keyring::new(None, previous()).map_err(|why| ("secrets.previous_keys", why))?;
+    let current = secrets.key.as_ref().map(Secret::expose);
+    Keyring::new(current, previous()).map_err(|why| ("secrets.key", why))
 }
 
 fn projects(config: &Config) -> Result<(), (&'static str, String)> {

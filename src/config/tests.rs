@@ -113,6 +113,8 @@ fn what_is_wrong_in_the_file_is_named() {
         ("events.payload_max", "[events]\npayload_max = '65MiB'\n[server]\nbody_max = '65MiB'"),
         ("events.archive", "[events]\narchive = ''"),
         ("sandbox.memory_max", "[sandbox]\nmemory_max = '1KiB'"),
+        ("secrets.key: is no key", "[secrets]\nkey = 'hush-hush'"),
+        ("secrets.previous_keys: is no key", "[secrets]\nprevious_keys = ['hush-hush']"),
         ("sandbox.cpu_max", "[sandbox]\ncpu_max = '0ms'"),
         ("sandbox.stack_max", "[sandbox]\nstack_max = '2MiB'"),
         ("http.allow: `10.1` is no range", "[http]\nallow = ['10.1']"),
@@ -121,7 +123,7 @@ fn what_is_wrong_in_the_file_is_named() {
         ("line 2: ", "[router]\nlease = = 5"),
     ] {
         let error = load(text, &[]).expect_err(text);
-        assert!(error.contains(key), "{text:?}: {error}");
+        assert!(error.contains(key) && !error.contains("hush"), "{text:?}: {error}");
     }
 }
 
@@ -142,6 +144,8 @@ fn what_is_wrong_in_a_variable_is_named_by_the_variable() {
         ("OUTRIGGER_ADMIN_KEY", "short"),
         ("OUTRIGGER_HTTP_ALLOW", "10.1.0.0/16, nowhere"),
         ("OUTRIGGER_HTTP_READ_TIMEOUT", "0ms"),
+        ("OUTRIGGER_SECRETS_KEY", "abcd"),
+        ("OUTRIGGER_SECRETS_PREVIOUS_KEYS", "abcd,"),
         ("OUTRIGGER_LEASSE", "60s"),
         ("OUTRIGGER_PORT", "8080"),
     ] {
@@ -172,6 +176,17 @@ fn a_secret_on_a_broken_line_is_not_repeated() {
 }
 
 #[test]
+fn keys_of_secrets_are_read_and_hidden() {
+    let key = "0123456789abcdef".repeat(4);
+    let variables = [("OUTRIGGER_SECRETS_PREVIOUS_KEYS", &*format!("{key}, {key}"))];
+    let config = load(&format!("[secrets]\nkey = '{key}'"), &variables).expect("valid");
+    assert_eq!(config.secrets.previous_keys.len(), 2);
+    assert!(config.keyring().expect("keys").can_seal());
+    assert!(!format!("{config:?}").contains("0123456789abcdef"));
+    assert!(!Config::default().keyring().expect("none").can_seal());
+}
+
+#[test]
 fn a_file_that_is_asked_for_must_be_there() {
     let missing = environment(&[("OUTRIGGER_CONFIG", "/nowhere/outrigger.toml")]);
     let error = Config::load(None, &missing).expect_err("missing").to_string();
@@ -191,7 +206,7 @@ fn every_key_is_a_variable_too() {
             .map(|key| format!("{section}.{}", key.trim_matches('`')))
             .collect::<Vec<_>>()
     };
-    let sections = ["database", "server", "events", "router", "sandbox", "http", "log"];
+    let sections = ["database", "server", "events", "router", "sandbox", "http", "secrets", "log"];
     let keys: BTreeSet<_> = sections.iter().copied().flat_map(keys_of).collect();
     let listing = environment::listing();
     let variables: BTreeSet<_> = listing

@@ -22,6 +22,7 @@ use crate::{
         trigger::{Target as Delivers, Trigger},
     },
     sandbox::{Asked, Call, Sandbox, Settings, TriggerView},
+    secrets::Keyring,
     store::Control,
     targets::{Away, Plugins, Reader, Report, Request, Target, Targets, elsewhere},
 };
@@ -35,6 +36,7 @@ pub(super) struct Closures {
     project: String,
     handles: HashMap<String, Handle>,
     settings: Arc<Settings>,
+    keyring: Arc<Keyring>,
     store: Arc<dyn Control>,
     /// Made when the first trigger of a plugin is seen.
     plugins: OnceLock<Result<Arc<Plugins>, String>>,
@@ -45,10 +47,11 @@ impl Closures {
         project: String,
         handles: HashMap<String, Handle>,
         settings: Settings,
+        keyring: Arc<Keyring>,
         store: Arc<dyn Control>,
     ) -> Self {
         let (settings, plugins) = (Arc::new(settings), OnceLock::new());
-        Self { project, handles, settings, store, plugins }
+        Self { project, handles, settings, keyring, store, plugins }
     }
 
     fn handle(&self, trigger: &Trigger) -> Option<&Handle> {
@@ -60,7 +63,8 @@ impl Closures {
         self.plugins.get_or_init(|| {
             let sandbox = Sandbox::new(Settings::clone(&self.settings));
             let sandbox = sandbox.map_err(|error| format!("the sandbox can't start: {error}"))?;
-            Ok(Plugins::new(sandbox, Arc::clone(&self.store)))
+            let keyring = Arc::clone(&self.keyring);
+            Ok(Plugins::with_keyring(sandbox, Arc::clone(&self.store), keyring))
         })
     }
 }

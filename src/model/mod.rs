@@ -5,6 +5,7 @@
 //! invocation and what follows from it.
 
 pub mod attempt;
+pub mod base64;
 pub mod capability;
 pub mod effect;
 pub mod event;
@@ -15,6 +16,7 @@ pub mod pattern;
 pub mod plugin;
 pub mod range;
 pub mod retry;
+pub mod secret;
 pub mod trigger;
 pub mod units;
 

@@ -62,6 +62,9 @@ pub fn text(field: &'static str, text: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
+/// What stands where a text was cut.
+pub const CUT: &str = "… (cut)";
+
 /// Makes free text (an error, a log line) storable everywhere: U+0000 becomes
 /// U+FFFD, and what is longer than `limit` bytes is cut with a marker.
 #[must_use]
@@ -72,7 +75,7 @@ pub fn storable(text: &str, limit: usize) -> String {
     }
     let mut out = text[..end].replace('\0', "\u{fffd}");
     if end < text.len() {
-        out.push_str("… (cut)");
+        out.push_str(CUT);
     }
     out
 }

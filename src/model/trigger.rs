@@ -8,6 +8,7 @@ use super::{
     UnixMillis, http,
     names::{self, Invalid},
     pattern::{Pattern, Versions},
+    secret::GRANTS_MAX,
     units::{Bytes, Rate, Span},
 };
 
@@ -171,7 +172,7 @@ pub struct Grants {
     pub http: Vec<String>,
     /// Event names that it may emit, `*` as a wildcard.
     pub emit: Vec<Pattern>,
-    /// Secrets that it may read.
+    /// Secrets of the project that it may read, by their names.
     pub secrets: Vec<String>,
     /// SQL statements that it may run, by their registered names.
     pub statements: Vec<String>,
@@ -373,6 +374,7 @@ impl TriggerSpec {
         if self.isolation == Isolation::Batch && self.target.plugin().is_none() {
             return Err(Invalid::new("isolation", "is `batch`, which is for plugins alone"));
         }
+        self.check_secrets()?;
         self.check_ranges()?;
         let config: usize = self.config.iter().map(|(k, v)| k.len() + v.len()).sum();
         if config > MAX_CONFIG {
@@ -386,14 +388,31 @@ impl TriggerSpec {
     }
 
     fn refuse_unsupported(&self) -> Result<(), Invalid> {
-        let refusals = [
-            ("grants.secrets", !self.grants.secrets.is_empty()),
-            ("grants.statements", !self.grants.statements.is_empty()),
-        ];
+        let refusals = [("grants.statements", !self.grants.statements.is_empty())];
         match refusals.into_iter().find(|(_, asked)| *asked) {
             Some((field, _)) => Err(Invalid::new(field, "is not supported by this version")),
             None => Ok(()),
         }
+    }
+
+    fn check_secrets(&self) -> Result<(), Invalid> {
+        let wrong = |why: String| Err(Invalid::new("grants.secrets", why));
+        let granted = &self.grants.secrets;
+        if !granted.is_empty() && self.target.plugin().is_none() {
+            return wrong("is for plugins alone".into());
+        }
+        if granted.len() > GRANTS_MAX {
+            return wrong(format!("names {} secrets; the limit is {GRANTS_MAX}", granted.len()));
+        }
+        for (index, name) in granted.iter().enumerate() {
+            if let Err(Invalid { why, .. }) = names::name("grants.secrets", name) {
+                return wrong(format!("names `{name}`, which {why}"));
+            }
+            if granted[..index].contains(name) {
+                return wrong(format!("names `{name}` twice"));
+            }
+        }
+        Ok(())
     }
 
     fn check_ranges(&self) -> Result<(), Invalid> {
@@ -492,7 +511,8 @@ mod tests {
                 "grants.http has `a.example/x`",
                 r#""grants": {"http": ["b.example", "a.example/x"]}"#,
             ),
-            ("grants.secrets", r#""grants": {"secrets": ["S"]}"#),
+            ("grants.secrets", r#""grants": {"secrets": ["a/b"]}"#),
+            ("`S` twice", r#""grants": {"secrets": ["S", "T", "S"]}"#),
             ("grants.statements", r#""grants": {"statements": ["s"]}"#),
             ("unknown variant `none`", r#""isolation": "none""#),
             ("retry.maxAttempts", r#""retry": {"maxAttempts": 0}"#),
@@ -516,6 +536,10 @@ mod tests {
             ("no `plugin`", r#"{"match": {}, "target": {}}"#),
             ("either a", r#"{"match": {}, "target": {"plugin": "p", "embedded": true}}"#),
             ("isolation", r#"{"match": {}, "target": {"embedded": true}, "isolation": "batch"}"#),
+            (
+                "alone",
+                r#"{"match": {}, "target": {"embedded": true}, "grants": {"secrets": ["S"]}}"#,
+            ),
         ] {
             let error = parse(json).expect_err(json);
             assert!(error.contains(field), "{json}: {error}");

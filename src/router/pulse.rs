@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, futures::Notified, oneshot};
 use uuid::Uuid;
 
 use crate::store::StoreError;
@@ -33,6 +33,8 @@ pub struct Health {
 pub struct Pulse {
     inner: Mutex<Inner>,
     in_flight: AtomicUsize,
+    /// Rung when attempts have been written.
+    attempts: Notify,
 }
 
 #[derive(Debug)]
@@ -75,6 +77,7 @@ impl Default for Pulse {
                 watchers: HashMap::new(),
             }),
             in_flight: AtomicUsize::new(0),
+            attempts: Notify::new(),
         }
     }
 }
@@ -115,6 +118,15 @@ impl Pulse {
                 inner.watchers.remove(&message_id);
             }
         }
+    }
+
+    /// Resolves when this host has written attempts, from now on.
+    pub fn attempts(&self) -> Notified<'_> {
+        self.attempts.notified()
+    }
+
+    pub(super) fn kept(&self) {
+        self.attempts.notify_waiters();
     }
 
     pub(super) fn settled(&self, ids: impl IntoIterator<Item = Uuid>) {

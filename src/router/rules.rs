@@ -32,6 +32,8 @@ pub(super) struct Rule {
     pub(super) desk: Arc<Desk>,
     /// Digest of the active plugin version when this was made.
     active: Option<String>,
+    /// What told the values of its secrets from others then.
+    secrets: Vec<Vec<u8>>,
 }
 
 impl Rule {
@@ -110,6 +112,8 @@ impl Rules {
             .collect();
         let active: HashMap<(&str, &str), &str> =
             definitions.active.iter().map(|(p, n, d)| ((&**p, &**n), &**d)).collect();
+        let stamps: HashMap<(&str, &str), &[u8]> =
+            definitions.secrets.iter().map(|(p, n, s)| ((&**p, &**n), &**s)).collect();
         for mut trigger in definitions.triggers {
             // What the project doesn't allow any more is not in force from now on.
             if let Some(allow) = allowed.get(&trigger.project) {
@@ -117,11 +121,16 @@ impl Rules {
             }
             let plugin = trigger.spec.target.plugin();
             let digest = plugin.and_then(|name| active.get(&(&*trigger.project, name)).copied());
+            let granted = trigger.spec.grants.secrets.iter();
+            let stamp = |name| stamps.get(&(&*trigger.project, name)).copied();
+            let secrets: Vec<Vec<u8>> =
+                granted.map(|name| stamp(name).unwrap_or_default().to_vec()).collect();
             let old = before.rule(&trigger.project, &trigger.name);
             let same = old.filter(|old| {
                 old.trigger.revision == trigger.revision
                     && old.active.as_deref() == digest
                     && old.trigger.spec.grants == trigger.spec.grants
+                    && old.secrets == secrets
             });
             let rule = same.cloned().unwrap_or_else(|| {
                 let desk = old.map_or_else(
@@ -139,6 +148,7 @@ impl Rules {
                     when: trigger.spec.matches.when.as_deref().map(When::compile),
                     target: targets.target(&trigger, digest),
                     active: digest.map(str::to_owned),
+                    secrets,
                     desk,
                     trigger,
                 })

@@ -210,12 +210,13 @@ impl Settler {
     fn apply(&mut self, group: Group, verdicts: Vec<Settled>) {
         let mut done = Vec::with_capacity(group.len());
         let (mut lost, mut conflicts, mut unfit) = (Vec::new(), Vec::new(), Vec::new());
-        let mut emitted = false;
+        let (mut emitted, mut kept) = (false, false);
         for ((id, settlement), verdict) in group.into_iter().zip(verdicts) {
             self.refused.remove(&id);
             match verdict {
                 Settled::Done => {
                     self.follow_up(&settlement);
+                    kept |= !settlement.attempts.is_empty();
                     emitted |= settlement.effects.iter().any(|one| !one.effects.emitted.is_empty());
                     done.extend(self.host.ledger().settled(id, &settlement));
                 }
@@ -225,6 +226,9 @@ impl Settler {
             }
         }
         self.host.pulse.settled(done);
+        if kept {
+            self.host.pulse.kept();
+        }
         // What is held up by others comes back first, so that it is found
         // behind them.
         if !conflicts.is_empty() {
@@ -281,8 +285,12 @@ impl Settler {
         };
         let mut ledger = self.host.ledger();
         let before = ledger.attempts_of(id);
-        let outcome =
-            classify(Err(unfit(why)), before + 1, &rule.trigger.spec.retry, fastrand::f64());
+        let outcome = classify(
+            Err(unfit(rule.target.redact(why))),
+            before + 1,
+            &rule.trigger.spec.retry,
+            fastrand::f64(),
+        );
         let (failure, after_ms) = match outcome {
             Outcome::Retry { after_ms, why } => (why, Some(after_ms)),
             Outcome::Dead { why } => (why, None),

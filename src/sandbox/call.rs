@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
-use super::{Sandbox, live::Live, meta::Meta, v1};
+use super::{Sandbox, Secrets, live::Live, meta::Meta, v1};
 use crate::model::{
     UnixMillis,
     attempt::{LogLine, Usage},
@@ -55,10 +55,13 @@ pub struct TriggerView {
     pub state: bool,
     /// What one call may use.
     pub limits: Limits,
+    /// Secrets that it is granted.
+    pub secrets: Secrets,
 }
 
 impl TriggerView {
-    /// What a trigger's document says to the sandbox.
+    /// What a trigger's document says to the sandbox; with no secrets, which
+    /// are elsewhere.
     #[must_use]
     pub fn new(name: &str, spec: &TriggerSpec) -> Self {
         Self {
@@ -69,6 +72,7 @@ impl TriggerView {
             http: spec.grants.http.iter().filter_map(|grant| grant.parse().ok()).collect(),
             state: spec.grants.state,
             limits: spec.limits.clone(),
+            secrets: Secrets::default(),
         }
     }
 }
@@ -191,6 +195,7 @@ pub(super) mod tests {
                 http: Vec::new(),
                 state: true,
                 limits: Limits::default(),
+                secrets: Secrets::default(),
             }),
             attempt: 1,
             max_attempts: 5,

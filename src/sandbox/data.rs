@@ -1,7 +1,7 @@
 //! What a store holds beside the guest's instance: what belongs to one call is
 //! made anew for each.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
@@ -20,13 +20,20 @@ use super::{
     refusal::Refusal,
     state::State,
 };
-use crate::model::{attempt::Source, effect::Effects};
+use crate::model::{
+    attempt::{Level, Source},
+    effect::Effects,
+    names::{MAX_NAME, storable},
+};
 
 /// Handles that a guest may hold at once, of the host's resources and in all.
 pub(super) const HANDLES: usize = 1_000;
 
 /// Random bytes that a guest may ask for at once.
 const RANDOM_BYTES: u64 = 64 << 10;
+
+/// Names of secrets that one call's log asks a grant for.
+const UNGRANTED: usize = 8;
 
 /// Everything that a guest can reach during one call.
 pub(super) struct Data {
@@ -35,6 +42,8 @@ pub(super) struct Data {
     pub(super) meter: Meter,
     /// What the call was refused first for want of a grant, or by a limit.
     refused: Option<Refusal>,
+    /// Secrets that it asked for and isn't granted, as far as the log says so.
+    ungranted: BTreeSet<String>,
     pub(super) emitter: Emitter,
     pub(super) state: State,
     pub(super) http: Http,
@@ -54,7 +63,7 @@ impl Data {
         client: &Arc<Client>,
     ) -> Self {
         let caps = Caps::of(&call.trigger.limits, settings);
-        let logs = Logs::new(&caps, settings);
+        let logs = Logs::new(&caps, settings, &call.trigger.secrets);
         let mut table = ResourceTable::new();
         table.set_max_capacity(HANDLES);
         Self {
@@ -62,6 +71,7 @@ impl Data {
             caps,
             meter: Meter::new(),
             refused: None,
+            ungranted: BTreeSet::new(),
             emitter: Emitter::new(call, meta, &caps, settings),
             state: State::new(call, &caps, settings),
             http: Http::new(call, &caps, &logs, client),
@@ -82,6 +92,7 @@ impl Data {
         self.limiter.begin();
         self.meter.begin();
         self.refused = None;
+        self.ungranted.clear();
     }
 
     /// Passes an answer on to the guest, and remembers the first refusal that
@@ -91,6 +102,25 @@ impl Data {
             self.refused.get_or_insert_with(|| refusal.clone());
         }
         answer
+    }
+
+    /// The value of a secret, if the trigger is granted it. If not, the log
+    /// says what to ask for.
+    pub(super) fn secret(&mut self, name: &str) -> Option<String> {
+        if let Some(value) = self.trigger.secrets.get(name) {
+            return Some(value.expose().to_owned());
+        }
+        let (trigger, name) = (&self.trigger.name, storable(name, MAX_NAME));
+        if self.ungranted.len() < UNGRANTED && !self.ungranted.contains(&name) {
+            let text = format!(
+                "the trigger `{trigger}` is granted no secret `{name}`; add `\"grants\": \
+                 {{\"secrets\": [\"{name}\"]}}` to it"
+            );
+            self.logs.push(Level::Warn, Source::Host, &text);
+            self.ungranted.insert(name);
+            self.refused.get_or_insert(Refusal::Denied(text));
+        }
+        None
     }
 
     /// The first refusal of the call.

@@ -5,9 +5,8 @@ use std::time::Duration;
 use wasmtime::{PoolConcurrencyLimitError, Trap};
 use wasmtime_wasi::I32Exit;
 
-use super::{Settings, data::Data, limits::Refused, refusal::Refusal};
+use super::{Secrets, Settings, data::Data, limits::Refused, refusal::Refusal};
 use crate::model::{
-    names::storable,
     outcome::{Failure, FailureKind},
     units::Bytes,
 };
@@ -49,7 +48,7 @@ pub(super) fn explain(fault: &Fault, data: &Data, stderr: &str, settings: &Setti
     } else {
         format!("{message}; the end of standard error:\n{stderr}")
     };
-    Failure::new(kind, storable(&message, MESSAGE_MAX))
+    Failure::new(kind, data.trigger.secrets.storable(&message, MESSAGE_MAX))
 }
 
 fn why(
@@ -147,8 +146,13 @@ fn by_host(
 }
 
 /// A failure that the plugin returned.
-pub(super) fn returned(kind: FailureKind, message: &str, after_ms: Option<u32>) -> Failure {
-    Failure { kind, message: storable(message, MESSAGE_MAX), after_ms }
+pub(super) fn returned(
+    kind: FailureKind,
+    message: &str,
+    after_ms: Option<u32>,
+    secrets: &Secrets,
+) -> Failure {
+    Failure { kind, message: secrets.storable(message, MESSAGE_MAX), after_ms }
 }
 
 #[cfg(test)]

@@ -15,12 +15,11 @@ use wasmtime_wasi::{
 };
 
 use super::{
-    Settings,
+    Secrets, Settings,
     caps::{Cap, Caps},
 };
 use crate::model::{
     attempt::{Level, LogLine, Source},
-    names::storable,
     units::Bytes as Size,
 };
 
@@ -46,6 +45,8 @@ struct Book {
     began: Instant,
     max: Cap<Size>,
     line_max: usize,
+    /// What no line shows.
+    secrets: Secrets,
     lines: Vec<LogLine>,
     bytes: usize,
     dropped: Dropped,
@@ -69,13 +70,14 @@ struct Partial {
 
 impl Logs {
     /// An empty log that begins now.
-    pub(super) fn new(caps: &Caps, settings: &Settings) -> Self {
-        Self(Arc::new(Mutex::new(Book::new(caps, settings))))
+    pub(super) fn new(caps: &Caps, settings: &Settings, secrets: &Secrets) -> Self {
+        Self(Arc::new(Mutex::new(Book::new(caps, settings, secrets))))
     }
 
     /// Begins the log of the next call.
     pub(super) fn begin(&self, caps: &Caps, settings: &Settings) {
-        *self.book() = Book::new(caps, settings);
+        let mut book = self.book();
+        *book = Book::new(caps, settings, &book.secrets);
     }
 
     /// Adds a message.
@@ -111,11 +113,12 @@ impl Logs {
 }
 
 impl Book {
-    fn new(caps: &Caps, settings: &Settings) -> Self {
+    fn new(caps: &Caps, settings: &Settings, secrets: &Secrets) -> Self {
         Self {
             began: Instant::now(),
             max: caps.log_bytes,
             line_max: settings.log_line_bytes.as_usize(),
+            secrets: secrets.clone(),
             lines: Vec::new(),
             bytes: 0,
             dropped: Dropped::default(),
@@ -131,16 +134,19 @@ impl Book {
     }
 
     fn push(&mut self, level: Level, source: Source, text: &str) {
-        let cost = text.len().min(self.line_max) + LINE_COST;
         // What follows a dropped line is dropped too: a log has no holes.
-        if self.dropped.lines > 0 || self.bytes + cost > self.max.max.as_usize() {
-            self.dropped.lines += 1;
-            self.dropped.bytes += text.len() as u64;
-            return;
+        if self.dropped.lines == 0 {
+            let shown = self.secrets.storable(text, self.line_max);
+            let bytes = self.bytes + shown.len().min(self.line_max) + LINE_COST;
+            if bytes <= self.max.max.as_usize() {
+                self.bytes = bytes;
+                let line = self.line(level, source, shown);
+                self.lines.push(line);
+                return;
+            }
         }
-        self.bytes += cost;
-        let line = self.line(level, source, storable(text, self.line_max));
-        self.lines.push(line);
+        self.dropped.lines += 1;
+        self.dropped.bytes += text.len() as u64;
     }
 
     fn print(&mut self, source: Source, mut bytes: &[u8]) {
@@ -153,8 +159,9 @@ impl Book {
     }
 
     fn append(&mut self, source: Source, bytes: &[u8]) {
-        // One more than fits, so that `storable` sees that there was more.
-        let max = self.line_max + 1;
+        // One more than fits, so that `storable` sees that there was more; and
+        // what it takes to know a secret that begins before.
+        let max = self.line_max + 1 + self.secrets.reach();
         let partial = self.partial(source);
         let room = max.saturating_sub(partial.bytes.len());
         partial.cut |= bytes.len() > room;
@@ -170,7 +177,8 @@ impl Book {
         let text = if partial.cut { &text } else { text.strip_suffix('\r').unwrap_or(&text) };
         let level = if source == Source::Stderr { Level::Warn } else { Level::Info };
         if source == Source::Stderr && !text.starts_with(HINT) {
-            self.tail.push_back(storable(text, TAIL.1 / 2));
+            let shown = self.secrets.storable(text, TAIL.1 / 2);
+            self.tail.push_back(shown);
             while self.tail.len() > TAIL.0
                 || self.tail.iter().map(String::len).sum::<usize>() > TAIL.1
             {
@@ -235,14 +243,14 @@ impl OutputStream for Printed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::trigger::Limits;
+    use crate::model::{secret::SecretValue, trigger::Limits};
 
     fn caps(settings: &Settings) -> Caps {
         Caps::of(&Limits::default(), settings)
     }
 
     fn logs_of(settings: &Settings) -> Logs {
-        Logs::new(&caps(settings), settings)
+        Logs::new(&caps(settings), settings, &Secrets::default())
     }
 
     fn logs() -> Logs {
@@ -310,6 +318,41 @@ mod tests {
         logs.begin(&caps(&Settings::default()), &Settings::default());
         out.write(Bytes::from_static(b"new\n")).expect("written");
         assert_eq!(texts(&logs.finish().0), [(Source::Stdout, "new")]);
+    }
+
+    #[test]
+    fn a_secret_is_kept_out_of_lines_however_they_are_written() {
+        let value = |text: &str| SecretValue::new(text.into()).expect("a value");
+        let values = [("KEY".into(), value("open-sesame")), ("PEM".into(), value("first\nsecond"))];
+        let secrets = Secrets::new(values.into()).expect("secrets");
+        let settings =
+            Settings { log_line_bytes: "20B".parse().expect("a size"), ..Settings::default() };
+        let logs = Logs::new(&caps(&settings), &settings, &secrets);
+        let mut err = logs.stream(Source::Stderr);
+        for piece in
+            ["a open-s", "esa", "me\nfirst\r\nsec", "ond\nfifteen letters: ", "open-sesame"]
+        {
+            err.write(Bytes::from_static(piece.as_bytes())).expect("written");
+        }
+        logs.push(Level::Info, Source::Log, "first\nsecond");
+        let (lines, tail) = logs.finish();
+        assert_eq!(
+            texts(&lines),
+            [
+                (Source::Stderr, "a [secret KEY]"),
+                (Source::Stderr, "[secret PEM]"),
+                (Source::Stderr, "[secret PEM]"),
+                (Source::Log, "[secret PEM]"),
+                (Source::Stderr, "fifteen letters: [se… (cut)"),
+            ]
+        );
+        assert_eq!(
+            tail,
+            "a [secret KEY]\n[secret PEM]\n[secret PEM]\nfifteen letters: [secret KEY]"
+        );
+        logs.begin(&caps(&settings), &settings);
+        logs.push(Level::Info, Source::Log, "open-sesame");
+        assert_eq!(texts(&logs.finish().0), [(Source::Log, "[secret KEY]")], "the next call's too");
     }
 
     #[test]

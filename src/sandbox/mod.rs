@@ -4,8 +4,10 @@
 //! runs it once in a store of its own (`call`, `live`) and says everything that
 //! came of it in one [`Report`]; [`Batch::call`] may use the store of an earlier
 //! call of its trigger. What a guest may use up is in `caps`, and held to it by
-//! `limits` (memory; `budget` that of all calls) and `meter` (processor); what it may ask for is in `emit`
-//! and `state`, what it printed in `logs`, what went wrong in `failure`. `v1` alone knows the types that are generated from the WIT.
+//! `limits` (memory; `budget` that of all calls) and `meter` (processor); what it
+//! may ask for is in `emit` and `state`, what it printed in `logs`, what went
+//! wrong in `failure`; `redact` keeps `secrets` out of both. `v1` alone knows the
+//! types that are generated from the WIT.
 //! [`Asked`] holds an application's own code to the same bounds and checks.
 
 mod asked;
@@ -23,7 +25,9 @@ mod live;
 mod logs;
 mod meta;
 mod meter;
+mod redact;
 mod refusal;
+mod secrets;
 mod settings;
 mod state;
 mod ticker;
@@ -37,5 +41,6 @@ pub use emit::{Due, Wish};
 pub use engine::{Sandbox, SandboxError};
 pub use http::{HttpSettings, Network, Resolve};
 pub use refusal::Refusal;
+pub use secrets::Secrets;
 pub use settings::Settings;
 pub use upload::UploadError;

@@ -99,6 +99,37 @@ pub struct HostInfo {
     pub heartbeat_at: UnixMillis,
 }
 
+/// A secret without its value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecretInfo {
+    /// Its name.
+    pub name: String,
+    /// When it was last set.
+    pub updated_at: UnixMillis,
+}
+
+/// A secret as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SealedSecret {
+    /// The tenant.
+    pub project: String,
+    /// Its name.
+    pub name: String,
+    /// Its value, sealed.
+    pub sealed: Vec<u8>,
+}
+
+/// What became of a secret that was to be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SecretPut {
+    /// It is new.
+    New,
+    /// It has another value.
+    Replaced,
+    /// The project has as many as it may have.
+    Full,
+}
+
 /// Everything that a host matches with.
 #[derive(Debug, Clone, Default)]
 pub struct Definitions {
@@ -110,6 +141,8 @@ pub struct Definitions {
     pub triggers: Vec<Trigger>,
     /// Active plugin versions: project, plugin, digest.
     pub active: Vec<(String, String, String)>,
+    /// Secrets: project, name, and what tells one value from the next.
+    pub secrets: Vec<(String, String, Vec<u8>)>,
 }
 
 /// A trigger that was deleted while it had deliveries, or couldn't be.
@@ -153,7 +186,7 @@ pub trait Control: Send + Sync + 'static {
     /// All projects, by name.
     async fn projects(&self) -> Result<Vec<Project>, StoreError>;
 
-    /// Deletes a project's definitions: plugins, triggers, keys and itself.
+    /// Deletes a project's definitions: plugins, triggers, secrets, keys and itself.
     /// Answers whether there was one. Its rows are [`super::Inspect::delete_project_data`]'s.
     async fn delete_project(&self, name: &str) -> Result<bool, StoreError>;
 
@@ -199,7 +232,8 @@ pub trait Control: Send + Sync + 'static {
     ) -> Result<Option<Vec<String>>, StoreError>;
 
     /// Creates or replaces a trigger. Answers whether it is new; the plugin
-    /// (and version) that the document names must exist, else `None`.
+    /// (and version) and the secrets that the document names must exist, else
+    /// `None`.
     /// A paused trigger stays paused.
     async fn put_trigger(
         &self,
@@ -226,6 +260,44 @@ pub trait Control: Send + Sync + 'static {
 
     /// Deletes a trigger's definition.
     async fn delete_trigger(&self, project: &str, name: &str) -> Result<TriggerGone, StoreError>;
+
+    /// Stores a secret's sealed value, unless it would be one more than `most`.
+    async fn put_secret(
+        &self,
+        project: &str,
+        name: &str,
+        sealed: &[u8],
+        most: u32,
+    ) -> Result<SecretPut, StoreError>;
+
+    /// A project's secrets, by name.
+    async fn secrets(&self, project: &str) -> Result<Vec<SecretInfo>, StoreError>;
+
+    /// Those of a project's secrets that have these names.
+    async fn sealed_secrets(
+        &self,
+        project: &str,
+        names: &[String],
+    ) -> Result<Vec<SealedSecret>, StoreError>;
+
+    /// Deletes a secret that no trigger is granted. Answers the triggers that
+    /// are, or `None` if there is no such secret.
+    async fn delete_secret(
+        &self,
+        project: &str,
+        name: &str,
+    ) -> Result<Option<Vec<String>>, StoreError>;
+
+    /// Secrets of all projects, by project and name, behind one of them.
+    async fn all_sealed(
+        &self,
+        after: Option<(&str, &str)>,
+        limit: u32,
+    ) -> Result<Vec<SealedSecret>, StoreError>;
+
+    /// Replaces what is stored of a secret by the same value sealed anew, unless
+    /// it was set meanwhile. Answers whether it was replaced.
+    async fn reseal(&self, old: &SealedSecret, sealed: &[u8]) -> Result<bool, StoreError>;
 
     /// Stores a key.
     async fn put_key(&self, key: &KeyRow) -> Result<(), StoreError>;

@@ -243,6 +243,31 @@ pub struct AttemptFilter {
     pub message_id: Option<Uuid>,
     /// Failures alone.
     pub failed: bool,
+    /// Failures of this kind alone.
+    pub kind: Option<FailureKind>,
+}
+
+/// An attempt that was kept, and what it was made for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttemptRow {
+    /// Its id: higher where it was settled later, but for those that were
+    /// settled at the same time.
+    pub id: i64,
+    /// The attempt.
+    pub attempt: Attempt,
+    /// The event, unless it is gone.
+    pub subject: Option<Subject>,
+}
+
+/// What an event is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subject {
+    /// The event's resource.
+    pub resource: String,
+    /// The event's aggregate.
+    pub aggregate_id: String,
+    /// The event's name.
+    pub event_name: String,
 }
 
 /// One entry of a trigger's state.
@@ -341,7 +366,28 @@ pub trait Inspect: Send + Sync + 'static {
         project: &str,
         filter: &AttemptFilter,
         page: &PageRequest,
-    ) -> Result<Page<Attempt>, StoreError>;
+    ) -> Result<Page<AttemptRow>, StoreError>;
+
+    /// The highest id that an attempt of any project has, 0 if there is none.
+    async fn newest_attempt(&self) -> Result<i64, StoreError>;
+
+    /// Ids of a project's attempts above one, rising: the last `limit` of them.
+    /// Those settled at the same time don't become visible in their order: an id
+    /// that is lower than one that was seen may come moments later. It costs
+    /// what all projects have above that id.
+    async fn attempt_ids(
+        &self,
+        project: &str,
+        above: i64,
+        limit: u32,
+    ) -> Result<Vec<i64>, StoreError>;
+
+    /// A project's attempts with these ids, rising.
+    async fn attempts_by_id(
+        &self,
+        project: &str,
+        ids: &[i64],
+    ) -> Result<Vec<AttemptRow>, StoreError>;
 
     /// Gives one dead letter new attempts, under the same message id.
     async fn requeue(&self, project: &str, id: i64) -> Result<Requeued, StoreError>;

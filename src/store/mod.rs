@@ -12,12 +12,13 @@ use uuid::Uuid;
 
 pub use claim::{Claim, Held, Row};
 pub use control::{
-    ApiKey, Control, ControlVersion, Definitions, HostInfo, KeyRow, Project, Role, TriggerGone,
+    ApiKey, Control, ControlVersion, Definitions, HostInfo, KeyRow, Project, Role, SealedSecret,
+    SecretInfo, SecretPut, TriggerGone,
 };
 pub use inspect::{
-    Aged, AgedEvent, AttemptFilter, DeadLetterFilter, DeliveryFilter, DeliveryRow, DeliveryState,
-    EventFilter, EventRow, EventStatus, Inspect, Page, PageRequest, ProjectCounts, StateEntry,
-    Status, Trace, TriggerCounts,
+    Aged, AgedEvent, AttemptFilter, AttemptRow, DeadLetterFilter, DeliveryFilter, DeliveryRow,
+    DeliveryState, EventFilter, EventRow, EventStatus, Inspect, Page, PageRequest, ProjectCounts,
+    StateEntry, Status, Subject, Trace, TriggerCounts,
 };
 pub use operation::{Operation, OperationFilter, OperationKind, OperationState, Requeued};
 pub use replay::{Destination, ReplayBatch, ReplayCounts, ReplayFilter, Replayed};

@@ -76,6 +76,12 @@ pub trait Target: Send + Sync {
     /// Gets ready ahead of the first delivery.
     async fn warm(&self);
 
+    /// A text that may hold what the target knows, such as the key of a state
+    /// that can't be written, without secrets.
+    fn redact(&self, text: String) -> String {
+        text
+    }
+
     /// A target for the deliveries of one claimed batch, where one may use what
     /// an earlier one has left; nothing where each stands alone.
     fn batch(&self) -> Option<Arc<dyn Target>> {

@@ -1,7 +1,7 @@
 //! Plugins as targets: from a digest to a component that can be called.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
 };
 
@@ -15,9 +15,13 @@ use crate::{
         outcome::{Failure, FailureKind},
         trigger::{Isolation, Trigger},
     },
-    sandbox::{Batch, Call, Plugin, Sandbox, StateReader, TriggerView},
+    sandbox::{Batch, Call, Plugin, Sandbox, Secrets, StateReader, TriggerView},
+    secrets::Keyring,
     store::Control,
 };
+
+/// Longest text of an error that is looked through for secrets.
+const TEXT_MAX: usize = 8 << 10;
 
 /// Compiled plugin versions, each loaded once and kept while a trigger uses it.
 pub struct Plugins(Arc<Loader>);
@@ -25,6 +29,7 @@ pub struct Plugins(Arc<Loader>);
 struct Loader {
     sandbox: Arc<Sandbox>,
     store: Arc<dyn Control>,
+    keyring: Arc<Keyring>,
     loaded: Mutex<HashMap<(String, String), Weak<Slot>>>,
 }
 
@@ -36,10 +41,20 @@ struct Slot {
 }
 
 impl Plugins {
-    /// Plugins of the projects in `store`.
+    /// Plugins of the projects in `store`, whose secrets stay sealed.
     #[must_use]
     pub fn new(sandbox: Arc<Sandbox>, store: Arc<dyn Control>) -> Arc<Self> {
-        Arc::new(Self(Arc::new(Loader { sandbox, store, loaded: Mutex::default() })))
+        Self::with_keyring(sandbox, store, Arc::default())
+    }
+
+    /// The same, with what opens secrets.
+    #[must_use]
+    pub fn with_keyring(
+        sandbox: Arc<Sandbox>,
+        store: Arc<dyn Control>,
+        keyring: Arc<Keyring>,
+    ) -> Arc<Self> {
+        Arc::new(Self(Arc::new(Loader { sandbox, store, keyring, loaded: Mutex::default() })))
     }
 }
 
@@ -72,6 +87,23 @@ impl Loader {
         };
         slot.plugin.get_or_try_init(load).await.map(Arc::clone)
     }
+
+    /// Opens a project's secrets of these names.
+    async fn open(&self, project: &str, names: &[String]) -> Result<Secrets, String> {
+        let sealed = self.store.sealed_secrets(project, names).await;
+        let sealed = sealed.map_err(|error| error.to_string())?;
+        let open = |name: &String| {
+            let row = sealed.iter().find(|row| row.name == *name).ok_or_else(|| {
+                format!(
+                    "the secret `{name}` isn't there: set it, or take it out of `grants.secrets`"
+                )
+            })?;
+            let opened = self.keyring.open(project, name, &row.sealed);
+            let value = opened.map_err(|error| format!("the secret `{name}`: {error}"))?;
+            Ok((name.clone(), value))
+        };
+        Secrets::new(names.iter().map(open).collect::<Result<BTreeMap<_, _>, String>>()?)
+    }
 }
 
 impl Targets for Plugins {
@@ -83,7 +115,7 @@ impl Targets for Plugins {
             loader: Arc::clone(&self.0),
             name: plugin.into(),
             slot: digest.map(|digest| self.0.slot(&trigger.project, digest)),
-            view: Arc::new(TriggerView::new(&trigger.name, spec)),
+            view: Arc::new(View::new(trigger)),
             isolation: spec.isolation,
             batch: None,
         })
@@ -98,13 +130,49 @@ struct PluginTarget {
     loader: Arc<Loader>,
     name: Arc<str>,
     slot: Option<Arc<Slot>>,
-    view: Arc<TriggerView>,
+    view: Arc<View>,
     isolation: Isolation,
     /// Set up at the first call, where this is a batch's own.
     batch: Option<OnceLock<Arc<Batch>>>,
 }
 
+/// A trigger as the sandbox sees it: with its secrets, which are opened once,
+/// when they are first needed.
+struct View {
+    project: String,
+    secrets: Vec<String>,
+    sealed: TriggerView,
+    open: OnceCell<Arc<TriggerView>>,
+}
+
+impl View {
+    fn new(trigger: &Trigger) -> Self {
+        let sealed = TriggerView::new(&trigger.name, &trigger.spec);
+        let secrets = trigger.spec.grants.secrets.clone();
+        let open = secrets.is_empty().then(|| Arc::new(sealed.clone()));
+        let open = OnceCell::new_with(open);
+        Self { project: trigger.project.clone(), secrets, sealed, open }
+    }
+
+    async fn open(&self, loader: &Loader) -> Result<Arc<TriggerView>, String> {
+        if let Some(view) = self.open.get() {
+            return Ok(Arc::clone(view));
+        }
+        let open = async || {
+            let secrets = loader.open(&self.project, &self.secrets).await?;
+            Ok(Arc::new(TriggerView { secrets, ..self.sealed.clone() }))
+        };
+        self.open.get_or_try_init(open).await.map(Arc::clone)
+    }
+}
+
 impl PluginTarget {
+    /// What a call needs; what is missing is said by its name.
+    async fn ready(&self) -> Result<(Arc<Plugin>, Arc<TriggerView>), String> {
+        let plugin = self.plugin().await.map_err(|why| format!("plugin `{}`: {why}", self.name))?;
+        Ok((plugin, self.view.open(&self.loader).await?))
+    }
+
     async fn plugin(&self) -> Result<Arc<Plugin>, String> {
         match &self.slot {
             // Past the first call, with no more than a look.
@@ -121,10 +189,9 @@ impl PluginTarget {
 impl Target for PluginTarget {
     async fn deliver(&self, request: Request) -> Report {
         let digest = self.slot.as_ref().map(|slot| Arc::clone(&slot.digest));
-        let plugin = match self.plugin().await {
-            Ok(plugin) => plugin,
+        let (plugin, view) = match self.ready().await {
+            Ok(ready) => ready,
             Err(why) => {
-                let why = format!("plugin `{}`: {why}", self.name);
                 return Report {
                     result: Err(Failure::new(FailureKind::HostFault, why)),
                     usage: Usage::default(),
@@ -135,7 +202,7 @@ impl Target for PluginTarget {
         };
         let call = Call {
             event: request.event,
-            trigger: Arc::clone(&self.view),
+            trigger: view,
             attempt: request.attempt,
             max_attempts: request.max_attempts,
             deadline: request.deadline,
@@ -151,8 +218,16 @@ impl Target for PluginTarget {
     }
 
     async fn warm(&self) {
-        if let Err(error) = self.plugin().await {
-            tracing::warn!(plugin = &*self.name, error, "a plugin can't be loaded");
+        if let Err(error) = self.ready().await {
+            let trigger = &*self.view.sealed.name;
+            tracing::warn!(trigger, error, "a trigger's plugin can't be called");
+        }
+    }
+
+    fn redact(&self, text: String) -> String {
+        match self.view.open.get() {
+            Some(view) => view.secrets.storable(&text, TEXT_MAX),
+            None => text,
         }
     }
 

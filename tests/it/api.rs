@@ -12,6 +12,7 @@ mod definitions;
 mod events;
 mod refusals;
 mod replay;
+mod secrets;
 mod server;
 
 #[tokio::test]
@@ -110,6 +111,7 @@ async fn projects_come_and_go() {
     server.post("/v1/keys", json!({ "role": "admin", "project": "shop" })).await.expect(201);
     let went = server.delete("/v1/projects/shop").await.expect(200).body;
     assert_eq!((&went["existed"], &went["keys"]), (&json!(true), &json!(1)));
+    assert_eq!(went["secrets"], 0);
     assert_eq!(went["rows"]["pending"], 1);
     server.get("/v1/projects/shop").await.expect(404);
     server.get("/v1/projects/shop/events").await.expect(404);

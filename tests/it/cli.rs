@@ -421,3 +421,109 @@ fn migrate_makes_all_tables_or_the_inbox_alone() {
     migrate(&[]);
     migrate(&[]);
 }
+
+const OLD_KEY: &str = "0101010101010101010101010101010101010101010101010101010101010101";
+const NEW_KEY: &str = "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=";
+
+#[tokio::test]
+async fn secrets_are_set_granted_and_sealed_anew() {
+    let database = Database::sqlite();
+    let host = Host::with(&database.url, &[("OUTRIGGER_SECRETS_KEY", OLD_KEY)]).await;
+    let folder = Folder::new();
+    let probe = folder.write("probe.wasm", guests::probe());
+    let person = Person { folder: &folder, url: host.url().to_owned(), key: KEY.to_owned() };
+    person.types("projects create shop").ok();
+    person.types(&format!("plugins push probe {}", probe.display())).ok();
+
+    assert_eq!(
+        person.sends("secrets set SMTP_KEY", "open-sesame\n").ok(),
+        "secret SMTP_KEY is set\n"
+    );
+    folder.write("other", "first line\nsecond line\r\n");
+    person.types("secrets set OTHER --file other").ok();
+    let again = person.sends("secrets set SMTP_KEY", "open-barley\n").ok();
+    assert_eq!(again, "secret SMTP_KEY has another value\n");
+    assert!(person.sends("secrets set SHORT", "hush\n").failed().contains("needs 8"));
+    let document =
+        "match = {}\ntarget = { plugin = 'probe' }\nrecord = 'all'\n[grants]\nsecrets = [";
+    let missing = person.sends("triggers put ship", &format!("{document}'NONE']")).failed();
+    assert!(missing.contains("`NONE`"), "{missing}");
+    let granted = format!("{document}'SMTP_KEY', 'OTHER']\nstate = true");
+    person.sends("triggers put ship", &granted).ok();
+    let listed = person.types("secrets list").ok();
+    assert!(listed.contains("SMTP_KEY") && listed.contains("ship"), "{listed}");
+    assert!(!listed.contains("open-barley"), "{listed}");
+    assert!(person.types("secrets delete OTHER").failed().contains("ship"));
+
+    // With the old key beside the new one, all are sealed with the new one.
+    let rotate = |key: &str, previous: &str| {
+        let mut command = outrigger(&folder.0);
+        command.args(["secrets", "rotate", "--json"]).env("OUTRIGGER_DATABASE_URL", &database.url);
+        done(
+            command
+                .env("OUTRIGGER_SECRETS_KEY", key)
+                .env("OUTRIGGER_SECRETS_PREVIOUS_KEYS", previous),
+        )
+    };
+    assert!(rotate("", OLD_KEY).failed().contains("OUTRIGGER_SECRETS_KEY"));
+    let failed = rotate(NEW_KEY, "");
+    assert_eq!((failed.status.code(), failed.out.contains(r#""failed":2"#)), (Some(1), true));
+    let counts =
+        |sealed: u32, current: u32| json!({"sealed": sealed, "current": current, "failed": 0});
+    assert_eq!(rotate(NEW_KEY, OLD_KEY).json(), counts(2, 0));
+    assert_eq!(rotate(NEW_KEY, OLD_KEY).json(), counts(0, 2));
+    drop(host);
+    let host = Host::with(&database.url, &[("OUTRIGGER_SECRETS_KEY", NEW_KEY)]).await;
+    let person = Person { url: host.url().to_owned(), ..person };
+    for (name, value) in [("SMTP_KEY", "open-barley"), ("OTHER", "first line\nsecond line")] {
+        let show = json!({"do": [{"op": "secret", "name": name, "show": "state"}]}).to_string();
+        let event = json!({"resource": "r", "aggregateId": "a", "eventName": "n",
+            "payload": serde_json::from_str::<Value>(&show).unwrap()});
+        person.sends("events publish --wait 20s", &event.to_string()).ok();
+        let state = person.types("triggers state ship --json").json();
+        assert_eq!(state["items"][0]["value"], format!("{name}={value}"));
+    }
+    person.types("triggers delete ship").ok();
+    person.types("secrets delete OTHER").ok();
+    assert!(person.types("secrets delete OTHER").failed().contains("no secret `OTHER`"));
+}
+
+#[tokio::test]
+async fn the_log_of_a_trigger_is_shown_and_followed() {
+    let database = Database::sqlite();
+    let host = Host::start(&database.url).await;
+    let folder = Folder::new();
+    let probe = folder.write("probe.wasm", guests::probe());
+    let person = Person { folder: &folder, url: host.url().to_owned(), key: KEY.to_owned() };
+    person.types("projects create shop").ok();
+    person.types(&format!("plugins push probe {}", probe.display())).ok();
+    let document = "match = {}\ntarget = { plugin = 'probe' }\nrecord = 'all'";
+    person.sends("triggers put audit", document).ok();
+    let publish = |text: &str| {
+        let event = json!({"resource": "r", "aggregateId": "a-1", "eventName": "n.done",
+            "payload": {"do": [{"op": "stderr", "text": text}]}});
+        person.sends("events publish --wait 20s", &event.to_string()).ok()
+    };
+    let id = publish("first");
+    publish("second");
+    let shown = person.types("triggers logs audit").ok();
+    let (first, second) = (shown.find("first").unwrap(), shown.find("second").unwrap());
+    assert!(first < second, "the newest last: {shown}");
+    for part in ["warn  stderr first", "n.done of r a-1", id.lines().next().unwrap()] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert_eq!(person.types("triggers logs audit --failed").ok(), "");
+    let json = person.types("triggers logs audit --limit 1 --json").json();
+    assert_eq!(json["items"][0]["logs"][0]["text"], "second");
+
+    let mut command = person.command("triggers logs audit -f --limit 1 --json");
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut next = || -> Value { serde_json::from_str(&lines.next().unwrap()).unwrap() };
+    assert_eq!(next()["logs"][0]["text"], "second");
+    publish("third");
+    assert_eq!(next()["logs"][0]["text"], "third");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(person.types("triggers logs audit -f --project nope").failed().contains("nope"));
+}

@@ -326,7 +326,7 @@ async fn a_stop_leaves_nothing_claimed(url: &str) {
     let open = store.deliveries("shop", &DeliveryFilter::default(), &page).await.unwrap();
     assert!(open.items.iter().all(|delivery| !delivery.claimed), "{open:?}");
     let attempts = store.attempts("shop", &AttemptFilter::default(), &page).await.unwrap().items;
-    assert!(attempts.iter().all(|attempt| attempt.failure.is_none()), "no attempt is burnt");
+    assert!(attempts.iter().all(|row| row.attempt.failure.is_none()), "no attempt is burnt");
     assert!(!attempts.is_empty(), "what could end was settled");
     let holders = store.lane_holders().await.unwrap();
     assert!(holders.iter().all(|(_, holder, _)| holder.is_none()), "{holders:?}");

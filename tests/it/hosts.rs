@@ -1,12 +1,13 @@
 //! Host processes: the built program, run as its user would.
 
 use std::{
+    fs::File,
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use reqwest::{Method, StatusCode};
+use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
 
 /// The admin key of every test host.
@@ -27,6 +28,15 @@ impl Host {
 
     /// Starts a host with further settings, as environment variables.
     pub(crate) async fn with(database: &str, settings: &[(&str, &str)]) -> Self {
+        Self::logging(database, settings, Stdio::inherit()).await
+    }
+
+    /// The same, with its log in a file.
+    pub(crate) async fn logging_to(file: File, database: &str, settings: &[(&str, &str)]) -> Self {
+        Self::logging(database, settings, file.into()).await
+    }
+
+    async fn logging(database: &str, settings: &[(&str, &str)], log: Stdio) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_outrigger"))
             .arg("serve")
             .env("OUTRIGGER_DATABASE_URL", database)
@@ -36,6 +46,7 @@ impl Host {
             .current_dir(std::env::temp_dir())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            .stderr(log)
             .spawn()
             .unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
@@ -50,6 +61,11 @@ impl Host {
         Self { child, url, client }
     }
 
+    /// A request with the admin key.
+    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.client.request(method, format!("{}{path}", self.url)).bearer_auth(KEY)
+    }
+
     /// Sends a request and answers status and JSON body.
     pub(crate) async fn send(
         &self,
@@ -57,8 +73,7 @@ impl Host {
         path: &str,
         body: Option<Value>,
     ) -> (StatusCode, Value) {
-        let mut request =
-            self.client.request(method, format!("{}{path}", self.url)).bearer_auth(KEY);
+        let mut request = self.request(method, path);
         if let Some(body) = body {
             request = request.json(&body);
         }

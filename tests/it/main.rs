@@ -21,4 +21,6 @@ mod recording;
 mod router;
 mod sandbox;
 mod scenarios;
+mod secrets;
+mod stream;
 mod web;

@@ -81,3 +81,34 @@ fn a_failure_is_shown_and_ends_with_one() {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.starts_with("retry: ") && said.contains("state"), "{said}");
 }
+
+#[test]
+fn a_secret_is_given_and_not_printed() {
+    let folder = root().join("target/plugins");
+    let (event, secret) = (folder.join("secret-event.json"), folder.join("secret"));
+    let show =
+        r#"{"op": "secret", "name": "KEY"}, {"op": "secret", "name": "KEY", "show": "reject"}"#;
+    let body = format!(
+        r#"{{"resource": "r", "aggregateId": "a", "eventName": "n", "payload": {{"do": [{show}]}}}}"#
+    );
+    std::fs::write(&event, body).unwrap();
+    std::fs::write(&secret, "open-sesame\n").unwrap();
+    let given = format!("KEY={}", secret.display());
+    let run = |arguments: &[&str]| {
+        let file = folder.join("wasm32-wasip2/release/probe.wasm");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_outrigger"));
+        command.args(["plugins", "test"]).arg(file).arg("--event").arg(&event);
+        let output = command.args(arguments).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        String::from_utf8(said).unwrap()
+    };
+    let said = run(&["--secret", &given]);
+    assert!(said.starts_with("reject: KEY=[secret KEY]\n"), "{said}");
+    assert!(said.contains("KEY=[secret KEY]") && !said.contains("sesame"), "{said}");
+    assert!(run(&[]).starts_with("reject: KEY absent\n"));
+    let document = folder.join("secret-trigger.json");
+    let granted = r#"{"match": {}, "target": {"plugin": "p"}, "grants": {"secrets": ["OTHER"]}}"#;
+    std::fs::write(&document, granted).unwrap();
+    let said = run(&["--secret", &given, "--trigger", document.to_str().unwrap()]);
+    assert!(said.contains("--secret OTHER=FILE"), "{said}");
+}

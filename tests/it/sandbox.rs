@@ -17,10 +17,11 @@ use outrigger::{
         effect::{Listing, Write},
         event::Event,
         outcome::FailureKind,
+        secret::SecretValue,
         trigger::Limits,
         units::{Bytes, Span},
     },
-    sandbox::{Call, Plugin, Report, Sandbox, Settings, StateReader, TriggerView},
+    sandbox::{Call, Plugin, Report, Sandbox, Secrets, Settings, StateReader, TriggerView},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -88,6 +89,7 @@ pub(crate) fn call(steps: &Value) -> Call {
             emit: vec!["email.*".parse().expect("a pattern")],
             state: true,
             http: Vec::new(),
+            secrets: Secrets::default(),
             limits: Limits::default(),
         }),
         attempt: 2,
@@ -294,6 +296,41 @@ async fn what_is_printed_is_logged_by_line() {
         mark,
         "12 more lines (96000 bytes) were dropped; this host's `sandbox.log_bytes` is 64KiB"
     );
+}
+
+#[tokio::test]
+async fn a_secret_is_answered_by_grant_and_never_shown() {
+    let value = |text: &str| SecretValue::new(text.into()).expect("a value");
+    let secrets = [("KEY".into(), value("open-sesame"))].into();
+    let secrets = Secrets::new(secrets).expect("secrets");
+    assert!(!format!("{secrets:?}").contains("sesame"), "{secrets:?}");
+    for (channel, kind) in [
+        ("log", None),
+        ("stdout", None),
+        ("pieces", None),
+        ("stderr", None),
+        ("panic", Some(FailureKind::Trap)),
+        ("retry", Some(FailureKind::Retry)),
+        ("reject", Some(FailureKind::Reject)),
+    ] {
+        let step = json!({"op": "secret", "name": "KEY", "show": channel});
+        let mut call = call(&json!([step]));
+        Arc::make_mut(&mut call.trigger).secrets = secrets.clone();
+        let report = probe().await.call(call).await;
+        let said = format!("{report:?}");
+        assert!(said.contains("KEY=[secret KEY]") && !said.contains("sesame"), "{channel}: {said}");
+        assert_eq!(report.result.err().map(|failure| failure.kind), kind, "{channel}");
+    }
+    let report = run(json!([
+        {"op": "secret", "name": "KEY"},
+        {"op": "secret", "name": "KEY"},
+        {"op": "panic", "message": "no key"},
+    ]))
+    .await;
+    let [said] = texts(&report.logs, Source::Host)[..] else { panic!("{report:?}") };
+    assert!(said.contains(r#"`"grants": {"secrets": ["KEY"]}`"#), "{said}");
+    let failure = report.result.expect_err("no secret");
+    assert_eq!(failure.kind, FailureKind::Denied, "{}", failure.message);
 }
 
 #[tokio::test]

@@ -5,12 +5,8 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::{
-    model::{
-        Lane, UnixMillis,
-        attempt::{Attempt, LogLine},
-        outcome::FailureKind,
-    },
-    store::{DeliveryRow, DeliveryState, EventRow, EventStatus},
+    model::{Lane, UnixMillis, attempt::LogLine, outcome::FailureKind},
+    store::{AttemptRow, DeliveryRow, DeliveryState, EventRow, EventStatus, Subject},
 };
 
 /// An event and where it stands.
@@ -136,7 +132,10 @@ impl From<DeliveryRow> for DeliveryView {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::api) struct AttemptView {
+    id: i64,
     message_id: Uuid,
+    #[serde(flatten)]
+    subject: Option<SubjectView>,
     trigger: String,
     number: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -153,9 +152,26 @@ pub(in crate::api) struct AttemptView {
     logs: Vec<LogLine>,
 }
 
-impl From<Attempt> for AttemptView {
-    fn from(attempt: Attempt) -> Self {
+/// What an attempt's event is about.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SubjectView {
+    resource: String,
+    aggregate_id: String,
+    event_name: String,
+}
+
+impl From<Subject> for SubjectView {
+    fn from(Subject { resource, aggregate_id, event_name }: Subject) -> Self {
+        Self { resource, aggregate_id, event_name }
+    }
+}
+
+impl From<AttemptRow> for AttemptView {
+    fn from(AttemptRow { id, attempt, subject }: AttemptRow) -> Self {
         Self {
+            id,
+            subject: subject.map(SubjectView::from),
             message_id: attempt.message_id,
             trigger: attempt.trigger,
             number: attempt.number,

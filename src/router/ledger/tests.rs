@@ -81,6 +81,7 @@ fn rules() -> Rules {
         }],
         triggers: TRIGGERS.into_iter().map(trigger).collect(),
         active: Vec::new(),
+        secrets: Vec::new(),
     };
     Rules::new(definitions, &Rules::default(), &Nowhere, &Metrics::new(), 64)
 }

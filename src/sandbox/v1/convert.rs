@@ -3,7 +3,7 @@
 use super::bindings::exports::outrigger::trigger::handler;
 use crate::{
     model::outcome::{Failure, FailureKind},
-    sandbox::{Call, failure::returned, meta::Meta},
+    sandbox::{Call, Secrets, failure::returned, meta::Meta},
 };
 
 /// What a handler is given, held while it is lent to the call.
@@ -61,11 +61,11 @@ impl<'a> Sent<'a> {
 }
 
 /// What a handler returned instead of ok.
-pub(super) fn failure(failure: handler::Failure) -> Failure {
+pub(super) fn failure(failure: handler::Failure, secrets: &Secrets) -> Failure {
     match failure {
         handler::Failure::Retry(retry) => {
-            returned(FailureKind::Retry, &retry.message, retry.after_ms)
+            returned(FailureKind::Retry, &retry.message, retry.after_ms, secrets)
         }
-        handler::Failure::Reject(why) => returned(FailureKind::Reject, &why, None),
+        handler::Failure::Reject(why) => returned(FailureKind::Reject, &why, None, secrets),
     }
 }

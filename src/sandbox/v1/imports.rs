@@ -62,9 +62,8 @@ impl config::Host for Data {
 }
 
 impl secrets::Host for Data {
-    /// No trigger can be granted a secret yet, so there is none to be had.
-    async fn get(&mut self, _name: String) -> Option<String> {
-        None
+    async fn get(&mut self, name: String) -> Option<String> {
+        self.secret(&name)
     }
 }
 

@@ -80,6 +80,6 @@ impl Instance {
         let sent = Sent::new(call, meta);
         let attrs = sent.attrs();
         let result = handler.call_handle(store, sent.event(&attrs), sent.attempt()).await?;
-        Ok(result.map_err(failure))
+        Ok(result.map_err(|why| failure(why, &call.trigger.secrets)))
     }
 }

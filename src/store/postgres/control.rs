@@ -74,6 +74,7 @@ impl Postgres {
             .fetch_all(&mut *tx)
             .await
             .map_err(fault)?;
+        let secrets = self.stamps(&mut tx).await?;
         tx.commit().await.map_err(fault)?;
         Ok(Definitions {
             version: ControlVersion(version),
@@ -83,6 +84,7 @@ impl Postgres {
                 .iter()
                 .map(|row| Ok((get(row, 0)?, get(row, 1)?, get(row, 2)?)))
                 .collect::<Result<_, StoreError>>()?,
+            secrets,
         })
     }
 
@@ -187,16 +189,20 @@ impl Postgres {
     ) -> Result<Option<bool>, StoreError> {
         let mut tx = self.pool.begin().await.map_err(fault)?;
         let revision = self.raise(&mut tx).await?;
-        // Definitions change one after another, so the plugin can't be deleted
-        // between this look and the commit.
+        // Definitions change one after another, so neither plugin nor secret can
+        // be deleted between this look and the commit.
         let known: bool = query_scalar(self.sql.of(
-            "SELECT $2::text IS NULL OR EXISTS (SELECT FROM {p}plugin_version
+            "SELECT ($2::text IS NULL OR EXISTS (SELECT FROM {p}plugin_version
                              WHERE project_id = $1 AND plugin_name = $2
-                               AND ($3::text IS NULL OR digest = $3))",
+                               AND ($3::text IS NULL OR digest = $3)))
+                AND NOT EXISTS (SELECT FROM unnest($4::text[]) AS granted(name)
+                                 WHERE NOT EXISTS (SELECT FROM {p}secret s
+                                        WHERE s.project_id = $1 AND s.name = granted.name))",
         ))
         .bind(project)
         .bind(spec.target.plugin())
         .bind(spec.target.digest())
+        .bind(&spec.grants.secrets)
         .fetch_one(&mut *tx)
         .await
         .map_err(fault)?;

@@ -16,8 +16,8 @@ use crate::{
         attempt::{Attempt, Usage},
     },
     store::{
-        AttemptFilter, DeadLetterFilter, DeliveryFilter, DeliveryRow, DeliveryState, EventFilter,
-        EventRow, EventStatus, HostId, Page, PageRequest, Status, StoreError,
+        DeadLetterFilter, DeliveryFilter, DeliveryRow, DeliveryState, EventFilter, EventRow,
+        EventStatus, HostId, Page, PageRequest, Status, StoreError,
         rows::{from_json, kind_of, millis},
     },
 };
@@ -209,42 +209,6 @@ impl Postgres {
             .map_err(fault)?;
         let items = rows.iter().map(delivery_row).collect::<Result<Vec<_>, _>>()?;
         Ok(paged(items, page, |row| row.id))
-    }
-
-    pub(super) async fn attempt_page(
-        &self,
-        project: &str,
-        filter: &AttemptFilter,
-        page: &PageRequest,
-    ) -> Result<Page<(i64, Attempt)>, StoreError> {
-        let rows = query(self.sql.of(concat!(
-            "SELECT ",
-            attempt_columns!(),
-            " FROM {p}attempt a
-              WHERE a.project_id = $1
-                AND ($2::text IS NULL OR a.trigger_name = $2)
-                AND ($3::uuid IS NULL OR a.event_pk =
-                      (SELECT o.pk FROM {p}outbox o WHERE o.message_id = $3))
-                AND (NOT $4 OR a.kind IS NOT NULL)
-                AND ($5::bigint IS NULL OR a.id < $5)
-                AND ($6::bigint IS NULL OR a.started_at >= $6)
-                AND ($7::bigint IS NULL OR a.started_at < $7)
-              ORDER BY a.id DESC LIMIT $8"
-        )))
-        .bind(project)
-        .bind(filter.trigger.as_deref())
-        .bind(filter.message_id)
-        .bind(filter.failed)
-        .bind(page.cursor)
-        .bind(page.since)
-        .bind(page.until)
-        .bind(i64::from(page.limit))
-        .fetch_all(&self.pool)
-        .await
-        .map_err(fault)?;
-        let attempt = |row: &PgRow| Ok((get(row, 0)?, attempt(row)?));
-        let items = rows.iter().map(attempt).collect::<Result<Vec<_>, StoreError>>()?;
-        Ok(paged(items, page, |item| item.0))
     }
 
     pub(super) async fn holder(&self, lane: Lane) -> Result<Option<HostId>, StoreError> {

@@ -25,9 +25,11 @@ mod plugins;
 mod record;
 mod redrive;
 mod replay;
+mod secrets;
 mod settle;
 mod state;
 mod survey;
+mod tail;
 mod traits;
 mod wake;
 

@@ -9,18 +9,18 @@ use super::{Postgres, fault};
 use crate::{
     model::{
         Lane,
-        attempt::Attempt,
         capability::Allow,
         event::NewEvent,
         plugin::{Plugin, PluginInfo},
         trigger::{Trigger, TriggerSpec},
     },
     store::{
-        Aged, ApiKey, AttemptFilter, Claim, Claimed, ClaimedDelivery, ClaimedEvent, Control,
-        ControlVersion, DeadLetterFilter, Definitions, DeliveryFilter, DeliveryRow, Destination,
-        EventFilter, EventRow, Held, HostId, HostInfo, Inspect, KeyRow, Operation, OperationKind,
-        Page, PageRequest, Project, Queue, Recorded, ReplayBatch, ReplayFilter, Replayed, Requeued,
-        Seam, Settled, Settlement, StateEntry, Status, StoreError, Survey, Trace, TriggerGone,
+        Aged, ApiKey, AttemptFilter, AttemptRow, Claim, Claimed, ClaimedDelivery, ClaimedEvent,
+        Control, ControlVersion, DeadLetterFilter, Definitions, DeliveryFilter, DeliveryRow,
+        Destination, EventFilter, EventRow, Held, HostId, HostInfo, Inspect, KeyRow, Operation,
+        OperationKind, Page, PageRequest, Project, Queue, Recorded, ReplayBatch, ReplayFilter,
+        Replayed, Requeued, SealedSecret, Seam, SecretInfo, SecretPut, Settled, Settlement,
+        StateEntry, Status, StoreError, Survey, Trace, TriggerGone,
     },
 };
 
@@ -181,9 +181,26 @@ impl Inspect for Postgres {
         project: &str,
         filter: &AttemptFilter,
         page: &PageRequest,
-    ) -> Result<Page<Attempt>, StoreError> {
-        let Page { items, next } = self.attempt_page(project, filter, page).await?;
-        Ok(Page { items: items.into_iter().map(|(_, attempt)| attempt).collect(), next })
+    ) -> Result<Page<AttemptRow>, StoreError> {
+        self.attempt_page(project, filter, page).await
+    }
+    async fn newest_attempt(&self) -> Result<i64, StoreError> {
+        self.last_attempt().await
+    }
+    async fn attempt_ids(
+        &self,
+        project: &str,
+        above: i64,
+        limit: u32,
+    ) -> Result<Vec<i64>, StoreError> {
+        self.last_attempts(project, above, limit).await
+    }
+    async fn attempts_by_id(
+        &self,
+        project: &str,
+        ids: &[i64],
+    ) -> Result<Vec<AttemptRow>, StoreError> {
+        self.these_attempts(project, ids).await
     }
     async fn requeue(&self, project: &str, id: i64) -> Result<Requeued, StoreError> {
         self.requeue_one(project, id).await
@@ -387,6 +404,42 @@ impl Control for Postgres {
     }
     async fn delete_trigger(&self, project: &str, name: &str) -> Result<TriggerGone, StoreError> {
         self.drop_trigger(project, name).await
+    }
+    async fn put_secret(
+        &self,
+        project: &str,
+        name: &str,
+        sealed: &[u8],
+        most: u32,
+    ) -> Result<SecretPut, StoreError> {
+        self.store_secret(project, name, sealed, most).await
+    }
+    async fn secrets(&self, project: &str) -> Result<Vec<SecretInfo>, StoreError> {
+        self.list_secrets(project).await
+    }
+    async fn sealed_secrets(
+        &self,
+        project: &str,
+        names: &[String],
+    ) -> Result<Vec<SealedSecret>, StoreError> {
+        self.in_time(None, self.sealed_of(project, names)).await
+    }
+    async fn delete_secret(
+        &self,
+        project: &str,
+        name: &str,
+    ) -> Result<Option<Vec<String>>, StoreError> {
+        self.drop_secret(project, name).await
+    }
+    async fn all_sealed(
+        &self,
+        after: Option<(&str, &str)>,
+        limit: u32,
+    ) -> Result<Vec<SealedSecret>, StoreError> {
+        self.sealed_page(after, limit).await
+    }
+    async fn reseal(&self, old: &SealedSecret, sealed: &[u8]) -> Result<bool, StoreError> {
+        self.replace_sealed(old, sealed).await
     }
     async fn put_key(&self, key: &KeyRow) -> Result<(), StoreError> {
         self.store_key(key).await

@@ -60,6 +60,7 @@ impl Sqlite {
             .fetch_all(&mut *tx)
             .await
             .map_err(fault)?;
+        let secrets = self.stamps(&mut tx).await?;
         tx.rollback().await.map_err(fault)?;
         Ok(Definitions {
             version: ControlVersion(get(&version, 0)?),
@@ -69,6 +70,7 @@ impl Sqlite {
                 .iter()
                 .map(|row| Ok((text(row, 0)?, text(row, 1)?, text(row, 2)?)))
                 .collect::<Result<_, StoreError>>()?,
+            secrets,
         })
     }
 
@@ -177,17 +179,22 @@ impl Sqlite {
         spec: &TriggerSpec,
     ) -> Result<Option<bool>, StoreError> {
         let mut tx = self.writer.begin_firm().await?;
-        let row = query(self.sql.of("SELECT ?2 IS NULL OR EXISTS (SELECT 1 FROM {p}plugin_version
+        let row =
+            query(self.sql.of("SELECT (?2 IS NULL OR EXISTS (SELECT 1 FROM {p}plugin_version
                              WHERE project_id = ?1 AND plugin_name = ?2
-                               AND (?3 IS NULL OR digest = ?3)),
+                               AND (?3 IS NULL OR digest = ?3)))
+                AND NOT EXISTS (SELECT 1 FROM json_each(?5) granted
+                                 WHERE granted.value NOT IN (SELECT s.name FROM {p}secret s
+                                                              WHERE s.project_id = ?1)),
                     EXISTS (SELECT 1 FROM {p}trigger WHERE project_id = ?1 AND name = ?4)"))
-        .bind(project)
-        .bind(spec.target.plugin())
-        .bind(spec.target.digest())
-        .bind(name)
-        .fetch_one(&mut *tx)
-        .await
-        .map_err(fault)?;
+            .bind(project)
+            .bind(spec.target.plugin())
+            .bind(spec.target.digest())
+            .bind(name)
+            .bind(to_json(&spec.grants.secrets)?)
+            .fetch_one(&mut *tx)
+            .await
+            .map_err(fault)?;
         let (known, old): (bool, bool) = (get(&row, 0)?, get(&row, 1)?);
         if !known {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Deliveries, dead letters and attempts, page by page.
+//! Deliveries and dead letters, page by page.
 
 use sqlx::{query, sqlite::SqliteRow};
 
@@ -9,8 +9,8 @@ use crate::{
         outcome::FailureKind,
     },
     store::{
-        AttemptFilter, DeadLetterFilter, DeliveryFilter, DeliveryRow, DeliveryState, Page,
-        PageRequest, StoreError,
+        DeadLetterFilter, DeliveryFilter, DeliveryRow, DeliveryState, Page, PageRequest,
+        StoreError,
         rows::{from_json, kind_of},
     },
 };
@@ -129,13 +129,6 @@ macro_rules! attempt_columns {
 
 pub(super) use attempt_columns;
 
-macro_rules! attempts_wanted {
-    () => {
-        "(?5 IS NULL OR d.started_at >= ?5) AND (?6 IS NULL OR d.started_at < ?6)
-         AND (?7 = 0 OR d.kind IS NOT NULL)"
-    };
-}
-
 impl Sqlite {
     pub(super) async fn delivery_page(
         &self,
@@ -235,51 +228,6 @@ impl Sqlite {
             .map_err(fault)?;
         let items = rows.iter().map(delivery_row).collect::<Result<Vec<_>, _>>()?;
         Ok(paged(items, page, |row| row.id))
-    }
-
-    pub(super) async fn attempt_page(
-        &self,
-        project: &str,
-        filter: &AttemptFilter,
-        page: &PageRequest,
-    ) -> Result<Page<Attempt>, StoreError> {
-        let sql = match filter.message_id {
-            Some(_) => concat!(
-                "SELECT ",
-                attempt_columns!(),
-                " FROM {p}attempt d
-                  WHERE d.event_pk = (SELECT o.pk FROM {p}outbox o WHERE o.message_id = ?8)
-                    AND d.project_id = ?1 AND (?2 IS NULL OR d.trigger_name = ?2)
-                    AND d.id < ?3 AND ",
-                attempts_wanted!(),
-                " ORDER BY d.id DESC LIMIT ?4"
-            ),
-            None => by_id!(
-                attempt_columns!(),
-                "attempt",
-                "attempt_trigger",
-                "true",
-                "<",
-                "DESC",
-                attempts_wanted!()
-            ),
-        };
-        let rows = query(self.sql.of(sql))
-            .bind(project)
-            .bind(filter.trigger.as_deref())
-            .bind(page.cursor.unwrap_or(i64::MAX))
-            .bind(i64::from(page.limit))
-            .bind(page.since)
-            .bind(page.until)
-            .bind(filter.failed)
-            .bind(filter.message_id.map(|id| id.to_string()))
-            .fetch_all(&self.readers)
-            .await
-            .map_err(fault)?;
-        let item = |row| Ok((get(row, 0)?, attempt(row, project)?));
-        let items = rows.iter().map(item).collect::<Result<Vec<(i64, Attempt)>, StoreError>>()?;
-        let Page { items, next } = paged(items, page, |item| item.0);
-        Ok(Page { items: items.into_iter().map(|(_, attempt)| attempt).collect(), next })
     }
 }
 

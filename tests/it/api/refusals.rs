@@ -169,10 +169,6 @@ async fn what_later_versions_do_is_not_ignored() {
     let project = "/v1/projects/shop";
     for (method, path) in [
         (Method::POST, format!("{project}/triggers/t/try")),
-        (Method::GET, format!("{project}/stream?since=1")),
-        (Method::GET, format!("{project}/secrets")),
-        (Method::PUT, format!("{project}/secrets/s")),
-        (Method::DELETE, format!("{project}/secrets/s")),
         (Method::PUT, format!("{project}/statements/s")),
         (Method::PUT, format!("{project}/quotas")),
         (Method::GET, "/v1/audit".into()),

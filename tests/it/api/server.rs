@@ -42,21 +42,28 @@ impl Server {
     /// Serves on a free port. JSON bodies may have 256 KiB, payloads 64 KiB,
     /// components 8 MiB.
     pub(super) async fn start() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    /// The same with other settings.
+    pub(super) async fn with(change: impl FnOnce(&mut Settings)) -> Self {
         let database = Database::sqlite();
         let store = connect(&database.url, &Options::default()).await.unwrap();
         store.migrate().await.unwrap();
+        let mut settings = Settings {
+            admin_key: Some(KeyHash::of(ADMIN)),
+            body_max: Bytes::kib(256),
+            payload_max: Bytes::kib(64),
+            component_max: Bytes::mib(8),
+            ..Settings::default()
+        };
+        change(&mut settings);
         let api = Api {
             store: Arc::clone(&store),
             sandbox: Sandbox::new(sandbox::Settings { slots: 4, ..Default::default() }).unwrap(),
             pulse: Arc::new(Pulse::default()),
             metrics: Arc::new(Metrics::new()),
-            settings: Settings {
-                admin_key: Some(KeyHash::of(ADMIN)),
-                body_max: Bytes::kib(256),
-                payload_max: Bytes::kib(64),
-                component_max: Bytes::mib(8),
-                ..Settings::default()
-            },
+            settings,
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

@@ -8,7 +8,8 @@ use outrigger::{
         plugin::PluginInfo,
         trigger::{Target, TargetVersion, TriggerSpec},
     },
-    store::{ApiKey, HostId, KeyRow, Role, TriggerGone},
+    secrets::STAMP_BYTES,
+    store::{ApiKey, HostId, KeyRow, Role, SealedSecret, SecretPut, TriggerGone},
 };
 use uuid::Uuid;
 
@@ -108,6 +109,12 @@ pub(super) async fn every_change_raises_the_version(bench: &Bench) {
     rises("a resumed trigger").await;
     store.delete_trigger(SHOP, MAIL).await.expect("deletes");
     rises("a deleted trigger").await;
+    put_secret(bench, "K", b"sealed").await;
+    rises("a secret").await;
+    put_secret(bench, "K", b"sealed anew").await;
+    rises("another value").await;
+    store.delete_secret(SHOP, "K").await.expect("deletes");
+    rises("a deleted secret").await;
     store.delete_project(SHOP).await.expect("deletes");
     rises("a deleted project").await;
 }
@@ -198,6 +205,79 @@ pub(super) async fn a_named_plugin_is_not_deleted(bench: &Bench) {
     assert_eq!((delete("p").await, delete("p").await), (Some(vec![]), None));
     assert_eq!(bench.store.plugin_bytes(SHOP, &info('a').digest).await.expect("reads"), None);
     assert_eq!(put_trigger(bench, &spec("p")).await, None);
+}
+
+async fn put_secret(bench: &Bench, name: &str, sealed: &[u8]) -> SecretPut {
+    bench.store.put_secret(SHOP, name, sealed, 2).await.expect("puts")
+}
+
+async fn sealed_of(bench: &Bench, names: &[&str]) -> Vec<(String, Vec<u8>)> {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let rows = bench.store.sealed_secrets(SHOP, &names).await.expect("reads").into_iter();
+    rows.map(|row| (row.name, row.sealed)).collect()
+}
+
+pub(super) async fn secrets_come_and_go(bench: &Bench) {
+    bench.store.put_project(SHOP).await.expect("creates");
+    assert_eq!(put_secret(bench, "b", b"one").await, SecretPut::New);
+    assert_eq!(put_secret(bench, "a", &[0, 255, 7]).await, SecretPut::New);
+    assert_eq!(put_secret(bench, "c", b"one too many").await, SecretPut::Full);
+    assert_eq!(put_secret(bench, "b", b"two").await, SecretPut::Replaced);
+    let listed = bench.store.secrets(SHOP).await.expect("lists");
+    let names: Vec<_> = listed.iter().map(|secret| &*secret.name).collect();
+    assert_eq!(names, ["a", "b"]);
+    assert!(listed.iter().all(|secret| secret.updated_at > 0));
+    assert!(bench.store.secrets("other").await.expect("lists").is_empty());
+    let a = ("a".to_owned(), vec![0, 255, 7]);
+    assert_eq!(sealed_of(bench, &["b", "a", "c"]).await, [a, ("b".into(), b"two".to_vec())]);
+    let delete = async |name| bench.store.delete_secret(SHOP, name).await.expect("answers");
+    assert_eq!((delete("a").await, delete("a").await), (Some(vec![]), None));
+    assert_eq!(put_secret(bench, "c", b"in its place").await, SecretPut::New);
+    bench.store.delete_project(SHOP).await.expect("deletes");
+    assert!(bench.store.secrets(SHOP).await.expect("lists").is_empty());
+}
+
+pub(super) async fn a_trigger_needs_its_secrets(bench: &Bench) {
+    bench.store.put_project(SHOP).await.expect("creates");
+    put_plugin(bench, "p", 'a', false).await;
+    put_secret(bench, "a", b"sealed").await;
+    let granted = |names: &[&str]| {
+        let mut spec = spec("p");
+        spec.grants.secrets = names.iter().map(|name| (*name).to_owned()).collect();
+        spec
+    };
+    assert_eq!(put_trigger(bench, &granted(&["a", "b"])).await, None);
+    put_secret(bench, "b", &[9; STAMP_BYTES + 5]).await;
+    assert_eq!(put_trigger(bench, &granted(&["a", "b"])).await, Some(true));
+    let all = bench.store.definitions().await.expect("reads");
+    let mut stamps = all.secrets;
+    stamps.sort();
+    let of = |name: &str, stamp: Vec<u8>| (SHOP.to_owned(), name.to_owned(), stamp);
+    assert_eq!(stamps, [of("a", b"sealed".to_vec()), of("b", vec![9; STAMP_BYTES])]);
+    let delete = async |name| bench.store.delete_secret(SHOP, name).await.expect("answers");
+    assert_eq!(delete("a").await, Some(vec![MAIL.to_owned()]));
+    assert_eq!(sealed_of(bench, &["a"]).await.len(), 1, "it is still there");
+    assert_eq!(put_trigger(bench, &granted(&["b"])).await, Some(false));
+    assert_eq!((delete("a").await, delete("b").await), (Some(vec![]), Some(vec![MAIL.to_owned()])));
+}
+
+pub(super) async fn a_secret_is_sealed_anew_only_as_it_was_read(bench: &Bench) {
+    for (project, name) in [("a", "z"), (SHOP, "x"), (SHOP, "y")] {
+        bench.store.put_secret(project, name, b"old", 2).await.expect("puts");
+    }
+    let version = bench.store.control_version().await.expect("tells");
+    let page = async |after| bench.store.all_sealed(after, 2).await.expect("reads");
+    let place = |row: &SealedSecret| format!("{}/{}", row.project, row.name);
+    let first = page(None).await;
+    assert_eq!(first.iter().map(place).collect::<Vec<_>>(), ["a/z", "shop/x"]);
+    let rest = page(Some((SHOP, "x"))).await;
+    assert_eq!(rest.iter().map(place).collect::<Vec<_>>(), ["shop/y"]);
+    assert!(page(Some((SHOP, "y"))).await.is_empty());
+    let reseal = async |row, sealed: &[u8]| bench.store.reseal(row, sealed).await.expect("answers");
+    assert!(reseal(&rest[0], b"new").await);
+    assert!(!reseal(&rest[0], b"newer").await, "it isn't what was read any more");
+    assert_eq!(sealed_of(bench, &["y"]).await, [("y".to_owned(), b"new".to_vec())]);
+    assert_eq!(bench.store.control_version().await.expect("tells"), version);
 }
 
 pub(super) async fn definitions_are_one_snapshot(bench: &Bench) {

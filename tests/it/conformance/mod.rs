@@ -74,6 +74,7 @@ macro_rules! behaviours_on {
                 a_group_that_is_refused_changes_nothing
                 attempts_are_kept
                 attempts_are_listed
+                attempts_are_followed_by_id
                 calls_are_counted_once
             }
             state {
@@ -157,6 +158,9 @@ macro_rules! behaviours_on {
                 the_first_version_is_active
                 the_same_bytes_are_one_version
                 a_named_plugin_is_not_deleted
+                secrets_come_and_go
+                a_trigger_needs_its_secrets
+                a_secret_is_sealed_anew_only_as_it_was_read
                 definitions_are_one_snapshot
                 keys_are_found_by_their_hash
                 an_expired_key_is_none

@@ -9,7 +9,7 @@ use outrigger::{
         event::NewEvent,
         outcome::FailureKind,
     },
-    store::{AttemptFilter, End, EventFilter, EventStatus, Held, PageRequest, Settled},
+    store::{AttemptFilter, End, EventFilter, EventStatus, Held, PageRequest, Settled, Subject},
 };
 use uuid::Uuid;
 
@@ -195,7 +195,7 @@ pub(super) async fn attempts_are_kept(bench: &Bench) {
     let expected = attempt.clone();
     bench.write(settlement).await;
     let page = bench.store.attempts(SHOP, &AttemptFilter::default(), &all()).await.expect("lists");
-    let kept = &page.items[0];
+    let kept = &page.items[0].attempt;
     assert_eq!((&kept.logs, kept.usage), (&expected.logs, expected.usage));
     assert_eq!(kept.error.as_deref(), Some("a\u{fffd}b \u{1f980}"));
     assert_eq!((kept.failure, &kept.digest), (expected.failure, &expected.digest));
@@ -221,8 +221,16 @@ pub(super) async fn attempts_are_listed(bench: &Bench) {
     assert_eq!(count(AttemptFilter { trigger: Some(MAIL.into()), ..any() }).await, 2);
     assert_eq!(count(AttemptFilter { message_id: Some(id), ..any() }).await, 2);
     assert_eq!(count(AttemptFilter { failed: true, ..any() }).await, 2);
-    let one = AttemptFilter { message_id: Some(id), trigger: Some("other".into()), failed: true };
+    let one = AttemptFilter {
+        message_id: Some(id),
+        trigger: Some("other".into()),
+        failed: true,
+        ..any()
+    };
     assert_eq!(count(one).await, 1);
+    let of = |kind| AttemptFilter { kind: Some(kind), ..any() };
+    assert_eq!(count(of(FailureKind::Trap)).await, 2);
+    assert_eq!(count(of(FailureKind::Retry)).await, 0);
     let mut page = PageRequest { limit: 3, ..PageRequest::default() };
     let first = bench.store.attempts(SHOP, &any(), &page).await.expect("lists");
     page.cursor = first.next;
@@ -230,6 +238,40 @@ pub(super) async fn attempts_are_listed(bench: &Bench) {
     assert_eq!((first.items.len(), second.items.len(), second.next), (3, 1, None));
     let late = PageRequest { since: Some(1001), ..all() };
     assert!(bench.store.attempts(SHOP, &any(), &late).await.expect("lists").items.is_empty());
+}
+
+pub(super) async fn attempts_are_followed_by_id(bench: &Bench) {
+    bench.hold().await;
+    assert_eq!(bench.store.newest_attempt().await.expect("tells"), 0);
+    bench.record(&["a", "b", "c"].map(order)).await;
+    let claimed = bench.claim().await;
+    let about = claimed[0].event.clone();
+    let two = |claimed| done(claimed).attempt(MAIL, None, None).attempt("other", None, None);
+    bench.settle(claimed.into_iter().map(two).collect()).await;
+    let ids = async |project, above, limit| {
+        bench.store.attempt_ids(project, above, limit).await.expect("lists")
+    };
+    let known = ids(SHOP, 0, 100).await;
+    assert!(known.len() == 6 && known.is_sorted() && known[0] > 0, "{known:?}");
+    assert_eq!(bench.store.newest_attempt().await.expect("tells"), known[5]);
+    assert_eq!(ids(SHOP, known[2], 100).await, known[3..]);
+    assert_eq!(ids(SHOP, 0, 2).await, known[4..], "the last of them");
+    assert!(ids("other", 0, 100).await.is_empty());
+    let wanted = [known[4], known[1], i64::MAX];
+    let rows = bench.store.attempts_by_id(SHOP, &wanted).await.expect("reads");
+    assert_eq!(rows.iter().map(|row| row.id).collect::<Vec<_>>(), [known[1], known[4]]);
+    assert!(bench.store.attempts_by_id("other", &known).await.expect("reads").is_empty());
+    let rows = bench.store.attempts_by_id(SHOP, &known).await.expect("reads");
+    let row = rows.iter().find(|row| row.attempt.event_pk == about.pk).expect("one of them");
+    let subject = Subject {
+        resource: about.resource.clone(),
+        aggregate_id: about.aggregate_id.clone(),
+        event_name: about.event_name.clone(),
+    };
+    assert_eq!(row.subject, Some(subject));
+    let page = bench.store.attempts(SHOP, &AttemptFilter::default(), &all()).await;
+    let listed: Vec<_> = page.expect("lists").items.into_iter().rev().collect();
+    assert_eq!(listed, rows);
 }
 
 pub(super) async fn calls_are_counted_once(bench: &Bench) {

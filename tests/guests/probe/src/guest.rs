@@ -4,6 +4,7 @@ wit_bindgen::generate!({ path: "../../../wit", world: "trigger" });
 
 use std::{
     hint::black_box,
+    io::{self, Write as _},
     process,
     sync::Mutex,
     thread,
@@ -20,7 +21,7 @@ use outrigger::trigger::{
 };
 use serde_json::{Value, json};
 
-use crate::{Emit, LogLevel, Script, Step, add, found, http, object, text_of};
+use crate::{Channel, Emit, LogLevel, Script, Step, add, found, http, object, text_of};
 
 struct Probe;
 
@@ -42,9 +43,9 @@ fn run(step: Step, event: &Event, attempt: &Attempt) -> Result<(), Failure> {
             let value = config::get(&key);
             info(&found(&key, value.as_deref().map(str::as_bytes)));
         }
-        Step::Secret { name } => {
+        Step::Secret { name, show } => {
             let value = secrets::get(&name);
-            info(&found(&name, value.as_deref().map(str::as_bytes)));
+            tell(&found(&name, value.as_deref().map(str::as_bytes)), show)?;
         }
         Step::Visit {} => info(&visits(event, attempt)),
         Step::Dump {} => info(&dump(event, attempt).to_string()),
@@ -96,6 +97,29 @@ fn run(step: Step, event: &Event, attempt: &Attempt) -> Result<(), Failure> {
             refused(request.ignore, http::all(&request, count).map(|said| info(&said)))?;
         }
         Step::Exit { code } => process::exit(code),
+    }
+    Ok(())
+}
+
+fn tell(text: &str, channel: Channel) -> Result<(), Failure> {
+    match channel {
+        Channel::Log => info(text),
+        Channel::Stdout => println!("{text}"),
+        Channel::Pieces => {
+            let (first, rest) = text.split_at(text.len() / 2);
+            print!("{first}");
+            // A flush that fails shows in what is missing.
+            let _ = io::stdout().flush();
+            println!("{rest}");
+        }
+        Channel::Stderr => eprintln!("{text}"),
+        Channel::Panic => panic!("{text}"),
+        Channel::Retry => return Err(retry(text.into())),
+        Channel::Reject => return Err(Failure::Reject(text.into())),
+        Channel::State => {
+            state::set("shown", text.as_bytes()).map_err(|error| retry(state_text(error)))?;
+        }
+        Channel::Key => state::increment(text, 1).map_err(|error| retry(state_text(error)))?,
     }
     Ok(())
 }

@@ -109,8 +109,12 @@ pub enum Step {
     },
     /// Logs `KEY=VALUE` or `KEY absent`.
     Config { key: String },
-    /// Logs `NAME=VALUE` or `NAME absent`.
-    Secret { name: String },
+    /// Shows `NAME=VALUE` or `NAME absent`, in the log if nothing else is said.
+    Secret {
+        name: String,
+        #[serde(default)]
+        show: Channel,
+    },
     /// Fails, to be tried again.
     Retry {
         message: String,
@@ -184,6 +188,28 @@ pub struct Http {
 
 fn get() -> String {
     "GET".into()
+}
+
+/// Where [`Step::Secret`] shows it.
+#[derive(Debug, PartialEq, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Channel {
+    #[default]
+    Log,
+    Stdout,
+    /// Standard output, in two writes.
+    Pieces,
+    Stderr,
+    /// The message of a panic.
+    Panic,
+    /// The message of a retry.
+    Retry,
+    /// The message of a reject.
+    Reject,
+    /// A key of the state that holds a text and is incremented: it can't be.
+    Key,
+    /// The value of the state's key `shown`.
+    State,
 }
 
 /// The event that [`Step::Emit`] emits.
