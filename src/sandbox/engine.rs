@@ -8,7 +8,10 @@ use wasmtime::{
     WasmBacktraceDetails, component::Linker,
 };
 
-use super::{Settings, batch::Idle, data::Data, limits::TABLE_ELEMENTS, ticker::Ticker, v1};
+use super::{
+    Settings, batch::Idle, cache::Cache, compile::Turns, data::Data, limits::TABLE_ELEMENTS,
+    ticker::Ticker, v1,
+};
 use crate::model::names::Invalid;
 
 /// What one component may consist of. Real plugins need this much room: stubbed
@@ -39,8 +42,10 @@ pub struct Sandbox {
     pub(super) settings: Settings,
     pub(super) engine: Engine,
     pub(super) linker: Linker<Data>,
-    /// One compilation at a time: each uses every processor already.
-    pub(super) compiling: Arc<Semaphore>,
+    /// Who compiles next.
+    pub(super) turns: Turns,
+    /// Where what was compiled is kept.
+    pub(super) cache: Option<Cache>,
     /// In front of the pool: without a permit nothing is instantiated.
     slots: Arc<Semaphore>,
     /// Instances that hold a slot and wait for their next call.
@@ -74,10 +79,14 @@ impl Sandbox {
         let slots = Arc::new(Semaphore::new(slot_count as usize));
         Ok(Arc::new(Self {
             ticker: Ticker::start(engine.clone(), Arc::clone(&slots))?,
+            turns: Turns::new(settings.compilers),
+            cache: settings
+                .cache
+                .as_ref()
+                .map(|folder| Cache::new(folder, settings.cache_max, &engine)),
             settings,
             engine,
             linker,
-            compiling: Arc::new(Semaphore::new(1)),
             slots,
             idle: Idle::new(slot_count),
             slot_count,
@@ -172,7 +181,9 @@ fn config() -> Config {
     config
 }
 
-fn config_without_pool() -> Config {
+/// What the compiler's process uses too: what it compiles runs with a pool as
+/// well.
+pub(super) fn config_without_pool() -> Config {
     let mut config = config();
     config.allocation_strategy(InstanceAllocationStrategy::OnDemand);
     config
