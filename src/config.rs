@@ -33,6 +33,9 @@ mod tests;
 /// The file that is read if no other is named and it exists.
 pub const DEFAULT_FILE: &str = "outrigger.toml";
 
+/// What stands for no cache; a folder of that name is written `./off`.
+const CACHE_OFF: &str = "off";
+
 /// Everything that a host is told; each section is a table of the file.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -151,11 +154,41 @@ pub struct Sandbox {
     /// Calls that run at once; each reserves about 16 GiB of address space and
     /// no memory. `OUTRIGGER_SANDBOX_SLOTS`, 256.
     pub slots: u32,
-    /// Largest memory of one call; a trigger's own limit can only be lower.
-    /// `OUTRIGGER_SANDBOX_MEMORY_MAX`, `256MiB`.
+    /// Longest deadline of one call; a trigger's own limit can only be lower,
+    /// as with what follows. `OUTRIGGER_SANDBOX_DEADLINE_MAX`, `1h`.
+    pub deadline_max: Span,
+    /// Longest time on a processor of one call.
+    /// `OUTRIGGER_SANDBOX_CPU_MAX`, `1m`.
+    pub cpu_max: Span,
+    /// Largest memory of one call. `OUTRIGGER_SANDBOX_MEMORY_MAX`, `256MiB`.
     pub memory_max: Bytes,
+    /// Elements of all tables of one call together.
+    /// `OUTRIGGER_SANDBOX_TABLE_ELEMENTS`, 100000.
+    pub table_elements: u32,
+    /// Core instances of one component. `OUTRIGGER_SANDBOX_INSTANCES`, 64.
+    pub instances: u32,
+    /// Deepest stack of a guest's calls; the same for every trigger.
+    /// `OUTRIGGER_SANDBOX_STACK_MAX`, `512KiB`.
+    pub stack_max: Bytes,
     /// Largest component that is accepted. `OUTRIGGER_COMPONENT_MAX`, `32MiB`.
     pub component_max: Bytes,
+    /// Components that are compiled at once, of one project one at a time, each
+    /// by a process of its own with the lowest priority.
+    /// `OUTRIGGER_COMPILERS`, 2.
+    pub compilers: u32,
+    /// Address space of such a process. `OUTRIGGER_COMPILE_MEMORY`, `1GiB`.
+    pub compile_memory: Bytes,
+    /// Its time on a processor; by the clock it may take five times as long.
+    /// `OUTRIGGER_COMPILE_TIME`, `1m`.
+    pub compile_time: Span,
+    /// A folder where compiled components are kept, or `off`; hosts of one user
+    /// may share it. `OUTRIGGER_CACHE`, `outrigger` in `$XDG_CACHE_HOME` or
+    /// `$HOME/.cache`; without either, nothing is kept.
+    #[serde(deserialize_with = "cache")]
+    pub cache: Option<PathBuf>,
+    /// Most bytes there; what was not used for longest goes first.
+    /// `OUTRIGGER_CACHE_MAX`, `1GiB`.
+    pub cache_max: Bytes,
     /// Longest log of one attempt; what comes later is dropped and counted.
     /// `OUTRIGGER_SANDBOX_LOG_BYTES`, `64KiB`.
     pub log_bytes: Bytes,
@@ -252,6 +285,7 @@ impl Config {
             None => toml::Table::new(),
         };
         environment.overlay(&mut table)?;
+        environment.place_cache(&mut table);
         let config: Self = table.try_into().map_err(|error| environment.explain(&error))?;
         rules::check(&config).map_err(|(key, why)| environment.at(key, why))?;
         Ok(config)
@@ -304,7 +338,6 @@ impl Config {
             body_max: self.server.body_max,
             component_max: self.sandbox.component_max,
             payload_max: self.events.payload_max,
-            memory_max: self.sandbox.memory_max,
             stall_after: self.router.lease.get() / 2,
             grace: self.router.grace.get(),
         }
@@ -316,8 +349,19 @@ impl Config {
         let own = &self.sandbox;
         sandbox::Settings {
             slots: own.slots,
+            deadline_max: own.deadline_max,
+            cpu_max: own.cpu_max,
             memory_max: own.memory_max,
+            table_elements: own.table_elements,
+            instances: own.instances,
+            stack_max: own.stack_max,
             component_max: own.component_max,
+            compiler: sandbox::Compiler::own(),
+            compilers: own.compilers,
+            compile_memory: own.compile_memory,
+            compile_time: own.compile_time,
+            cache: own.cache.clone(),
+            cache_max: own.cache_max,
             log_bytes: own.log_bytes,
             log_line_bytes: own.log_line_bytes,
             emit_count: own.emit_count,
@@ -350,4 +394,9 @@ fn parse(file: &Path, text: &str) -> Result<toml::Table, ConfigError> {
 
 fn prefix<'de, D: Deserializer<'de>>(from: D) -> Result<store::Prefix, D::Error> {
     String::deserialize(from)?.parse().map_err(de::Error::custom)
+}
+
+fn cache<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
+    let folder = String::deserialize(from)?;
+    Ok(Some(PathBuf::from(folder)).filter(|folder| folder.as_os_str() != CACHE_OFF))
 }

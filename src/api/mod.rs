@@ -69,8 +69,6 @@ pub struct Settings {
     pub component_max: Bytes,
     /// Largest payload of one event.
     pub payload_max: Bytes,
-    /// Largest memory that a trigger may ask for: the sandbox's own limit.
-    pub memory_max: Bytes,
     /// For how long the router may fail before this host says that it isn't ready.
     pub stall_after: Duration,
     /// How long a shutdown waits for calls under way.
@@ -84,7 +82,6 @@ impl Default for Settings {
             body_max: Bytes::mib(8),
             component_max: Bytes::mib(32),
             payload_max: Bytes::mib(1),
-            memory_max: Bytes::mib(256),
             stall_after: Duration::from_secs(30),
             grace: Duration::from_secs(10),
         }

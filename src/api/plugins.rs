@@ -2,7 +2,7 @@
 
 use axum::{
     Json as Answered,
-    body::Body,
+    body::{Body, Bytes},
     extract::State,
     http::{HeaderMap, StatusCode},
     response::IntoResponse as _,
@@ -84,8 +84,8 @@ async fn put(
     names::name("name", &name)?;
     projects::existing(&app, &project).await?;
     let bytes = body::read(&headers, body, app.api.settings.component_max).await?;
-    // Once for the check, once for the store; the sandbox takes its own.
-    let plugin = app.api.sandbox.load(bytes.clone()).await?;
+    let bytes = Bytes::from(bytes);
+    let plugin = app.api.sandbox.load_for(&project, bytes.clone()).await?;
     let mut new = false;
     if !dry_run {
         new = app.api.store.put_plugin(&project, &name, &plugin.info, &bytes, activate).await?;
@@ -121,7 +121,7 @@ async fn activate(
         return Err(unknown());
     }
     let bytes = store.plugin_bytes(&project, &digest).await?.ok_or_else(unknown)?;
-    let plugin = app.api.sandbox.load(bytes).await?;
+    let plugin = app.api.sandbox.load_for(&project, bytes).await?;
     if !store.activate_plugin(&project, &name, &digest).await? {
         return Err(unknown());
     }
@@ -181,8 +181,13 @@ impl From<UploadError> for Problem {
     fn from(error: UploadError) -> Self {
         let kind = match error {
             UploadError::TooLarge { .. } => Kind::TooLarge,
+            UploadError::CompilerAway { .. } => Kind::Unavailable,
             _ => Kind::BadComponent,
         };
-        Self::new(kind, error.to_string()).with("reason", error.reason())
+        let problem = Self::new(kind, error.to_string()).with("reason", error.reason());
+        match error {
+            UploadError::TooComplex { limit, .. } => problem.with("limit", limit.name()),
+            _ => problem,
+        }
     }
 }

@@ -92,11 +92,7 @@ fn check(app: &App, spec: &TriggerSpec) -> Answer<()> {
     if let Some(when) = &spec.matches.when {
         matcher::check_when(when).map_err(|why| Problem::field("match.when", why))?;
     }
-    let max = app.api.settings.memory_max;
-    if spec.limits.memory > max {
-        let why = format!("is more than this host gives to a call, {max}");
-        return Err(Problem::field("limits.memory", why));
-    }
+    app.api.sandbox.admit(&spec.limits)?;
     Ok(())
 }
 

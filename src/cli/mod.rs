@@ -14,6 +14,7 @@ use crate::telemetry;
 
 mod apply;
 mod client;
+mod compile;
 mod dead_letters;
 mod events;
 mod input;
@@ -92,6 +93,21 @@ enum Command {
     /// Create, disable and delete projects
     #[command(subcommand)]
     Projects(projects::Projects),
+    /// Compile a component for the process that started this one
+    #[command(hide = true)]
+    CompileComponent(compile::Compile),
+}
+
+impl Cli {
+    /// Runs the one command that must not have what others begin with: threads,
+    /// settings, a log. `None` for the others.
+    #[must_use]
+    pub fn run_bare(&self) -> Option<ExitCode> {
+        match &self.command {
+            Command::CompileComponent(command) => Some(command.run()),
+            _ => None,
+        }
+    }
 }
 
 /// Runs one command; the code is what the process ends with.
@@ -112,6 +128,7 @@ pub async fn run(cli: Cli, environment: Environment) -> Result<ExitCode> {
         Command::DeadLetters(command) => command.run(&context).await,
         Command::Keys(command) => command.run(&context).await,
         Command::Projects(command) => command.run(&context).await,
+        Command::CompileComponent(command) => Ok(command.run()),
     }
 }
 

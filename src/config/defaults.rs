@@ -62,8 +62,18 @@ impl Default for Sandbox {
         let own = sandbox::Settings::default();
         Self {
             slots: own.slots,
+            deadline_max: own.deadline_max,
+            cpu_max: own.cpu_max,
             memory_max: own.memory_max,
+            table_elements: own.table_elements,
+            instances: own.instances,
+            stack_max: own.stack_max,
             component_max: own.component_max,
+            compilers: own.compilers,
+            compile_memory: own.compile_memory,
+            compile_time: own.compile_time,
+            cache: own.cache,
+            cache_max: own.cache_max,
             log_bytes: own.log_bytes,
             log_line_bytes: own.log_line_bytes,
             emit_count: own.emit_count,

@@ -18,10 +18,18 @@ pub enum FailureKind {
     Panic,
     /// It was not done by its deadline.
     Deadline,
+    /// It used up its time on a processor.
+    Cpu,
     /// It asked for more memory than it may have.
     Memory,
     /// Its calls went too deep.
     Stack,
+    /// It reached another of its limits, and broke off.
+    Limit,
+    /// It asked for what its trigger doesn't grant, and broke off.
+    Denied,
+    /// What it handed to the host can't be read: no UTF-8, out of its memory.
+    BadResult,
     /// Its effects can't be committed, such as an increment of a text.
     Effects,
     /// The host couldn't run it: no such plugin version, no database.
@@ -34,14 +42,18 @@ pub enum FailureKind {
 
 impl FailureKind {
     /// Every kind, for tables and tests.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 15] = [
         Self::Retry,
         Self::Reject,
         Self::Trap,
         Self::Panic,
         Self::Deadline,
+        Self::Cpu,
         Self::Memory,
         Self::Stack,
+        Self::Limit,
+        Self::Denied,
+        Self::BadResult,
         Self::Effects,
         Self::HostFault,
         Self::HostDeath,
@@ -57,8 +69,12 @@ impl FailureKind {
             Self::Trap => "trap",
             Self::Panic => "panic",
             Self::Deadline => "deadline",
+            Self::Cpu => "cpu",
             Self::Memory => "memory",
             Self::Stack => "stack",
+            Self::Limit => "limit",
+            Self::Denied => "denied",
+            Self::BadResult => "badResult",
             Self::Effects => "effects",
             Self::HostFault => "hostFault",
             Self::HostDeath => "hostDeath",

@@ -185,8 +185,32 @@ pub struct Grants {
 pub struct Limits {
     /// Wall-clock time of one call.
     pub deadline: Span,
+    /// Time on a processor of one call.
+    pub cpu: Span,
     /// Linear memory, all of an instance's memories together.
     pub memory: Bytes,
+    /// Elements of all of an instance's tables together. What is absent here
+    /// and below is as much as the host gives to any call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub table_elements: Option<u32>,
+    /// Core instances that the component consists of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instances: Option<u32>,
+    /// Log of one attempt; what comes later is dropped and counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_bytes: Option<Bytes>,
+    /// Events that one call may emit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub emit_count: Option<u32>,
+    /// Bytes that they may have together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub emit_bytes: Option<Bytes>,
+    /// Keys of state that one call may touch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_keys: Option<u32>,
+    /// Bytes of state that one call may read and write together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_bytes: Option<Bytes>,
     /// Calls in flight at once on one host.
     pub concurrency: u32,
     /// Calls begun per second, minute or hour on one host, evenly; a second's
@@ -197,7 +221,20 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { deadline: Span::from_secs(10), memory: Bytes::mib(64), concurrency: 16, rate: None }
+        Self {
+            deadline: Span::from_secs(10),
+            cpu: Span::from_secs(5),
+            memory: Bytes::mib(64),
+            table_elements: None,
+            instances: None,
+            log_bytes: None,
+            emit_count: None,
+            emit_bytes: None,
+            state_keys: None,
+            state_bytes: None,
+            concurrency: 16,
+            rate: None,
+        }
     }
 }
 
@@ -350,12 +387,18 @@ impl TriggerSpec {
     fn check_ranges(&self) -> Result<(), Invalid> {
         let (limits, retry) = (&self.limits, &self.retry);
         let (hour, day) = (Span::from_secs(3600), Span::from_secs(86_400));
-        let ranges: [(&str, bool, &str); 9] = [
+        let ranges: [(&str, bool, &str); 11] = [
             (
                 "limits.deadline",
                 (Span::from_millis(1)..=hour).contains(&limits.deadline),
                 "is not between 1ms and 1h",
             ),
+            (
+                "limits.cpu",
+                (Span::from_millis(1)..=hour).contains(&limits.cpu),
+                "is not between 1ms and 1h",
+            ),
+            ("limits.instances", limits.instances != Some(0), "is 0: every component has one"),
             (
                 "limits.memory",
                 (Bytes::kib(64)..=Bytes::mib(4096)).contains(&limits.memory),
@@ -441,6 +484,8 @@ mod tests {
             ("retry.factor", r#""retry": {"factor": 0.5}"#),
             ("retry.jitter", r#""retry": {"jitter": 2}"#),
             ("limits.memory", r#""limits": {"memory": "1KiB"}"#),
+            ("limits.cpu", r#""limits": {"cpu": "2h"}"#),
+            ("limits.instances", r#""limits": {"instances": 0}"#),
             ("`5` is no duration", r#""limits": {"deadline": "5"}"#),
             ("`often` is none of", r#""record": "often""#),
         ] {

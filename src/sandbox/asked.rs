@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::{
     Call, Settings,
+    caps::Caps,
     emit::{Emitter, Wish},
     meta::Meta,
     refusal::Refusal,
@@ -26,9 +27,10 @@ impl Asked {
     #[must_use]
     pub fn new(call: &Call, settings: &Settings) -> Self {
         let meta = Meta::parse(call.event.meta.as_deref());
+        let caps = Caps::of(&call.trigger.limits, settings);
         Self {
-            emitter: Mutex::new(Some(Emitter::new(call, &meta, settings))),
-            state: tokio::sync::Mutex::new(Some(State::new(call, settings))),
+            emitter: Mutex::new(Some(Emitter::new(call, &meta, &caps, settings))),
+            state: tokio::sync::Mutex::new(Some(State::new(call, &caps, settings))),
         }
     }
 

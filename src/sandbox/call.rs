@@ -13,8 +13,7 @@ use crate::model::{
     outcome::Failure,
     pattern::Pattern,
     plugin::PluginInfo,
-    trigger::TriggerSpec,
-    units::Bytes,
+    trigger::{Limits, TriggerSpec},
 };
 
 /// What a call is told and given.
@@ -28,8 +27,8 @@ pub struct Call {
     pub attempt: u32,
     /// Attempts in all.
     pub max_attempts: u32,
-    /// Time from the start of the guest until the call is stopped: the least of
-    /// the trigger's deadline and what the lease still has.
+    /// Time from the start of the guest until the call is stopped, if the
+    /// trigger's own deadline isn't shorter.
     pub deadline: Duration,
     /// The same at every attempt of this delivery; ids of emitted events are
     /// derived from it.
@@ -51,8 +50,8 @@ pub struct TriggerView {
     pub emit: Vec<Pattern>,
     /// Whether it may keep state.
     pub state: bool,
-    /// Memory of one call.
-    pub memory: Bytes,
+    /// What one call may use.
+    pub limits: Limits,
 }
 
 impl TriggerView {
@@ -64,7 +63,7 @@ impl TriggerView {
             config: spec.config.clone(),
             emit: spec.grants.emit.clone(),
             state: spec.grants.state,
-            memory: spec.limits.memory,
+            limits: spec.limits.clone(),
         }
     }
 }
@@ -185,7 +184,7 @@ pub(super) mod tests {
                 config: BTreeMap::new(),
                 emit: vec!["email.*".parse().expect("a pattern")],
                 state: true,
-                memory: Bytes::mib(64),
+                limits: Limits::default(),
             }),
             attempt: 1,
             max_attempts: 5,

@@ -7,8 +7,8 @@ use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use super::{
-    Call, Settings, TriggerView, emit::Emitter, limits::Limiter, logs::Logs, meta::Meta,
-    state::State,
+    Call, Settings, TriggerView, caps::Caps, emit::Emitter, limits::Limiter, logs::Logs,
+    meta::Meta, meter::Meter, refusal::Refusal, state::State,
 };
 use crate::model::{attempt::Source, effect::Effects};
 
@@ -21,6 +21,10 @@ const RANDOM_BYTES: u64 = 64 << 10;
 /// Everything that a guest can reach during one call.
 pub(super) struct Data {
     pub(super) trigger: Arc<TriggerView>,
+    pub(super) caps: Caps,
+    pub(super) meter: Meter,
+    /// What the call was refused first for want of a grant, or by a limit.
+    refused: Option<Refusal>,
     pub(super) emitter: Emitter,
     pub(super) state: State,
     pub(super) logs: Logs,
@@ -31,27 +35,48 @@ pub(super) struct Data {
 
 impl Data {
     /// A call's data before it begins.
-    pub(super) fn new(call: &Call, meta: &Meta, logs: &Logs, settings: &Settings) -> Self {
-        let memory = call.trigger.memory.min(settings.memory_max);
+    pub(super) fn new(call: &Call, meta: &Meta, settings: &Settings) -> Self {
+        let caps = Caps::of(&call.trigger.limits, settings);
+        let logs = Logs::new(&caps, settings);
         let mut table = ResourceTable::new();
         table.set_max_capacity(HANDLES);
         Self {
             trigger: Arc::clone(&call.trigger),
-            emitter: Emitter::new(call, meta, settings),
-            state: State::new(call, settings),
-            logs: logs.clone(),
-            limiter: Limiter::new(memory.as_usize()),
-            wasi: wasi(logs),
+            caps,
+            meter: Meter::new(),
+            refused: None,
+            emitter: Emitter::new(call, meta, &caps, settings),
+            state: State::new(call, &caps, settings),
+            limiter: Limiter::new(&caps),
+            wasi: wasi(&logs),
+            logs,
             table,
         }
     }
 
     /// Makes ready for another call of the same trigger.
     pub(super) fn begin(&mut self, call: &Call, meta: &Meta, settings: &Settings) {
-        self.emitter = Emitter::new(call, meta, settings);
-        self.state = State::new(call, settings);
-        self.logs.begin(settings);
+        let caps = &self.caps;
+        self.emitter = Emitter::new(call, meta, caps, settings);
+        self.state = State::new(call, caps, settings);
+        self.logs.begin(caps, settings);
         self.limiter.begin();
+        self.meter.begin();
+        self.refused = None;
+    }
+
+    /// Passes an answer on to the guest, and remembers the first refusal that
+    /// may be why the guest gives up.
+    pub(super) fn noted<T>(&mut self, answer: Result<T, Refusal>) -> Result<T, Refusal> {
+        if let Err(refusal @ (Refusal::Denied(_) | Refusal::Limit(_))) = &answer {
+            self.refused.get_or_insert_with(|| refusal.clone());
+        }
+        answer
+    }
+
+    /// The first refusal of the call.
+    pub(super) fn refused(&self) -> Option<&Refusal> {
+        self.refused.as_ref()
     }
 
     /// What the call asked for.

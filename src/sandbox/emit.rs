@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::{
     Call, Settings, TriggerView,
+    caps::{Cap, Caps},
     meta::{Meta, RESERVED, TRACE_FIELD},
     refusal::Refusal,
 };
@@ -57,8 +58,8 @@ pub(super) struct Emitter {
     now_ms: UnixMillis,
     hops: u32,
     trace: Option<String>,
-    count_max: u32,
-    bytes_max: Bytes,
+    count_max: Cap<u32>,
+    bytes_max: Cap<Bytes>,
     payload_max: Bytes,
     hops_max: u32,
     calls: u32,
@@ -68,7 +69,7 @@ pub(super) struct Emitter {
 
 impl Emitter {
     /// Nothing emitted yet.
-    pub(super) fn new(call: &Call, meta: &Meta, settings: &Settings) -> Self {
+    pub(super) fn new(call: &Call, meta: &Meta, caps: &Caps, settings: &Settings) -> Self {
         Self {
             event: Arc::clone(&call.event),
             trigger: Arc::clone(&call.trigger),
@@ -76,8 +77,8 @@ impl Emitter {
             now_ms: call.now_ms,
             hops: meta.hops.saturating_add(1),
             trace: meta.trace().map(str::to_owned),
-            count_max: settings.emit_count,
-            bytes_max: settings.emit_bytes,
+            count_max: caps.emit_count,
+            bytes_max: caps.emit_bytes,
             payload_max: settings.payload_max,
             hops_max: settings.hops_max,
             calls: 0,
@@ -97,8 +98,9 @@ impl Emitter {
             .validate(self.payload_max.as_usize())
             .map_err(|invalid| Refusal::Invalid(invalid.to_string()))?;
         let bytes = self.bytes + size(&event);
-        if bytes > self.bytes_max.as_usize() {
-            return limit(format!("the events of one call may have {} together", self.bytes_max));
+        if bytes > self.bytes_max.max.as_usize() {
+            let cap = self.bytes_max;
+            return limit(format!("the events of one call have {bytes} bytes together; {cap}"));
         }
         self.bytes = bytes;
         let id = event.message_id.unwrap_or_default();
@@ -124,19 +126,22 @@ impl Emitter {
     }
 
     fn check_caps(&self, wish: &Wish) -> Result<(), Refusal> {
-        if self.emitted.len() >= self.count_max as usize {
-            return limit(format!("one call may emit {} events", self.count_max));
+        if self.emitted.len() >= self.count_max.max as usize {
+            return limit(format!("the call emits too many events; {}", self.count_max));
         }
         if self.hops > self.hops_max {
             return limit(format!(
-                "{} triggers in a row may emit; is an event triggering itself?",
+                "too many triggers in a row emit (is an event triggering itself?); this host's \
+                 `events.hops_max` is {}",
                 self.hops_max
             ));
         }
         let payload = wish.payload.len();
         if payload > self.payload_max.as_usize() {
             let max = self.payload_max;
-            return limit(format!("a payload may have {max}; this one has {payload} bytes"));
+            return limit(format!(
+                "the payload has {payload} bytes; this host's `events.payload_max` is {max}"
+            ));
         }
         let meta: usize = wish.meta.iter().map(|(key, value)| key.len() + value.len()).sum();
         if meta > MAX_META {
@@ -214,7 +219,11 @@ mod tests {
     use crate::sandbox::call::tests::call;
 
     fn emitter(meta: &str, settings: &Settings) -> Emitter {
-        Emitter::new(&call("{}"), &Meta::parse(Some(meta)), settings)
+        emitter_of(&call("{}"), &Meta::parse(Some(meta)), settings)
+    }
+
+    fn emitter_of(call: &Call, meta: &Meta, settings: &Settings) -> Emitter {
+        Emitter::new(call, meta, &Caps::of(&call.trigger.limits, settings), settings)
     }
 
     fn wish() -> Wish {
@@ -261,7 +270,7 @@ mod tests {
         let id = |change: fn(&mut Call)| {
             let mut call = call("{}");
             change(&mut call);
-            let mut emitter = Emitter::new(&call, &Meta::default(), &settings);
+            let mut emitter = emitter_of(&call, &Meta::default(), &settings);
             emitter.emit(wish()).expect("emitted")
         };
         let first = id(|_| {});
@@ -283,7 +292,7 @@ mod tests {
         let twice = vec![("a".into(), String::new()), ("a".into(), String::new())];
         for (wish, expected) in [
             (Wish { event_name: "sms.asked".into(), ..wish() }, r#"{"emit": ["sms.asked"]}"#),
-            (Wish { payload: long, ..wish() }, "a payload may have 100B"),
+            (Wish { payload: long, ..wish() }, "`events.payload_max` is 100B"),
             (Wish { payload: "{".into(), ..wish() }, "payload is not JSON"),
             (Wish { resource: String::new(), ..wish() }, "resource is empty"),
             (Wish { meta: vec![("outrigger.hops".into(), "0".into())], ..wish() }, "the host's"),
@@ -298,7 +307,8 @@ mod tests {
         emitter.emit(Wish { payload, ..wish() }).expect("the first");
         let payload = "1".repeat(90);
         let refusal = emitter.emit(Wish { payload, ..wish() }).expect_err("too much");
-        assert_eq!(refusal, Refusal::Limit("the events of one call may have 200B together".into()));
+        let said = refusal.to_string();
+        assert!(said.ends_with("together; this host's `sandbox.emit_bytes` is 200B"), "{said}");
     }
 
     #[test]
@@ -308,9 +318,13 @@ mod tests {
         few.emit(wish()).expect("the first");
         few.emit(wish()).expect("the second");
         let refusal = few.emit(wish()).expect_err("the third");
-        assert_eq!(refusal, Refusal::Limit("one call may emit 2 events".into()));
+        assert!(
+            matches!(refusal, Refusal::Limit(why) if why.ends_with("`sandbox.emit_count` is 2"))
+        );
         emitter(r#"{"outrigger.hops": 2}"#, &settings).emit(wish()).expect("the third hop");
         let refusal = emitter(r#"{"outrigger.hops": 3}"#, &settings).emit(wish());
-        assert!(matches!(refusal, Err(Refusal::Limit(text)) if text.starts_with("3 triggers")));
+        assert!(
+            matches!(refusal, Err(Refusal::Limit(text)) if text.ends_with("`events.hops_max` is 3"))
+        );
     }
 }

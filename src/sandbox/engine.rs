@@ -8,15 +8,11 @@ use wasmtime::{
     WasmBacktraceDetails, component::Linker,
 };
 
-use super::{
-    Settings, batch::Idle, cache::Cache, compile::Turns, data::Data, limits::TABLE_ELEMENTS,
-    ticker::Ticker, v1,
-};
-use crate::model::names::Invalid;
+use super::{Settings, batch::Idle, cache::Cache, compile::Turns, data::Data, ticker::Ticker, v1};
+use crate::model::{names::Invalid, trigger::Limits};
 
-/// What one component may consist of. Real plugins need this much room: stubbed
-/// Python has 38 core instances, a JavaScript engine three memories.
-pub(super) const CORE_INSTANCES: u32 = 64;
+/// What one component may consist of. Real plugins need this much room: a
+/// JavaScript engine has three memories.
 pub(super) const MEMORIES: u32 = 4;
 pub(super) const TABLES: u32 = 32;
 
@@ -94,6 +90,14 @@ impl Sandbox {
         }))
     }
 
+    /// Checks that a trigger asks for no more than this host gives to any.
+    ///
+    /// # Errors
+    /// Names the limit and what this host gives.
+    pub fn admit(&self, limits: &Limits) -> Result<(), Invalid> {
+        self.settings.admit(limits)
+    }
+
     /// Calls that can run at once.
     #[must_use]
     pub fn slots(&self) -> u32 {
@@ -133,7 +137,7 @@ impl Sandbox {
 fn engine(settings: &Settings) -> Result<(Engine, u32, bool), SandboxError> {
     let mut slots = settings.slots;
     loop {
-        let mut config = config();
+        let mut config = config(settings);
         config.allocation_strategy(pool(settings, slots));
         match Engine::new(&config) {
             Ok(engine) => {
@@ -150,14 +154,14 @@ fn engine(settings: &Settings) -> Result<(Engine, u32, bool), SandboxError> {
             Err(error) => {
                 let error = error.root_cause().to_string();
                 tracing::warn!(error, "no room for a pool of sandbox slots: calls will be slower");
-                let engine = Engine::new(&config_without_pool()).map_err(engine_error)?;
+                let engine = Engine::new(&config_without_pool(settings)).map_err(engine_error)?;
                 return Ok((engine, settings.slots, false));
             }
         }
     }
 }
 
-fn config() -> Config {
+fn config(settings: &Settings) -> Config {
     let mut config = Config::new();
     config
         .cranelift_opt_level(OptLevel::Speed)
@@ -166,7 +170,7 @@ fn config() -> Config {
         .concurrency_support(false)
         .memory_init_cow(true)
         .memory_guaranteed_dense_image_size(64 << 20)
-        .max_wasm_stack(512 << 10)
+        .max_wasm_stack(settings.stack_max.as_usize())
         .async_stack_size(2 << 20)
         .async_stack_zeroing(true)
         .wasm_gc(false)
@@ -181,10 +185,10 @@ fn config() -> Config {
     config
 }
 
-/// What the compiler's process uses too: what it compiles runs with a pool as
-/// well.
-pub(super) fn config_without_pool() -> Config {
-    let mut config = config();
+/// What the compiler's process uses too, with any settings: they change nothing
+/// of what is compiled, and neither does the pool.
+pub(super) fn config_without_pool(settings: &Settings) -> Config {
+    let mut config = config(settings);
     config.allocation_strategy(InstanceAllocationStrategy::OnDemand);
     config
 }
@@ -194,11 +198,11 @@ pub(super) fn config_without_pool() -> Config {
 fn pool(settings: &Settings, slots: u32) -> PoolingAllocationConfig {
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(slots)
-        .total_core_instances(slots * CORE_INSTANCES)
+        .total_core_instances(slots * settings.instances)
         .total_memories(slots * MEMORIES)
         .total_tables(slots * TABLES)
         .total_stacks(slots)
-        .max_core_instances_per_component(CORE_INSTANCES)
+        .max_core_instances_per_component(settings.instances)
         .max_memories_per_component(MEMORIES)
         .max_memories_per_module(MEMORIES)
         .max_tables_per_component(TABLES)
@@ -206,7 +210,7 @@ fn pool(settings: &Settings, slots: u32) -> PoolingAllocationConfig {
         .max_component_instance_size(2 << 20)
         .max_core_instance_size(1 << 20)
         .max_memory_size(settings.memory_max.as_usize())
-        .table_elements(TABLE_ELEMENTS)
+        .table_elements(settings.table_elements as usize)
         .linear_memory_keep_resident(2 << 20)
         .table_keep_resident(128 << 10)
         .async_stack_keep_resident(32 << 10)

@@ -1,12 +1,9 @@
 //! Tells a failed call's reasons apart.
 
-use wasmtime::Trap;
+use wasmtime::{PoolConcurrencyLimitError, Trap};
 use wasmtime_wasi::I32Exit;
 
-use super::{
-    Settings, TriggerView,
-    limits::{Limiter, Refused, TABLE_ELEMENTS},
-};
+use super::{Settings, data::Data, limits::Refused, refusal::Refusal};
 use crate::model::{
     names::storable,
     outcome::{Failure, FailureKind},
@@ -23,35 +20,24 @@ pub(super) enum Fault {
     Instantiate(wasmtime::Error),
     /// The guest ran.
     Run(wasmtime::Error),
+    /// It wasn't done in time.
+    Deadline,
 }
 
 /// Why a call failed that didn't return.
 ///
 /// A panic, an exception and a failed allocation all arrive as the same trap:
-/// only what the limiter refused and what the guest last printed tell.
-pub(super) fn explain(
-    fault: &Fault,
-    limiter: &Limiter,
-    stderr: &str,
-    trigger: &TriggerView,
-    settings: &Settings,
-) -> Failure {
-    let (Fault::Instantiate(error) | Fault::Run(error)) = fault;
-    let trap = error.downcast_ref::<Trap>();
-    let exit = error.downcast_ref::<I32Exit>();
-    let text = match (trap, exit) {
-        (_, Some(I32Exit(status))) => format!("the plugin exited with status {status}"),
-        (Some(trap), None) => trap.to_string(),
-        (None, None) => host_text(error, settings),
-    };
-    let (kind, message) = if trap == Some(&Trap::StackOverflow) {
-        (FailureKind::Stack, "the plugin's calls went too deep: its stack is full".to_owned())
-    } else if let Some(refused) = limiter.refused() {
-        (FailureKind::Memory, memory(refused, limiter, trigger, settings, &text))
-    } else if matches!(fault, Fault::Instantiate(_)) && trap.is_none() && exit.is_none() {
-        (FailureKind::HostFault, format!("the host has no place for the plugin: {text}"))
-    } else {
-        (FailureKind::Trap, text)
+/// only what the call was refused, and what the guest last printed, tell.
+pub(super) fn explain(fault: &Fault, data: &Data, stderr: &str, settings: &Settings) -> Failure {
+    let (kind, message) = match fault {
+        Fault::Deadline => (
+            FailureKind::Deadline,
+            format!("the plugin was not done in time; {}", data.caps.deadline),
+        ),
+        Fault::Instantiate(error) | Fault::Run(error) => {
+            let began = matches!(fault, Fault::Run(_));
+            why(error, began, data, settings)
+        }
     };
     let message = if stderr.is_empty() {
         message
@@ -61,38 +47,89 @@ pub(super) fn explain(
     Failure::new(kind, storable(&message, MESSAGE_MAX))
 }
 
-/// The text of an error that the engine or an import raised.
-fn host_text(error: &wasmtime::Error, settings: &Settings) -> String {
+fn why(
+    error: &wasmtime::Error,
+    began: bool,
+    data: &Data,
+    settings: &Settings,
+) -> (FailureKind, String) {
+    let caps = &data.caps;
+    if let Some(I32Exit(status)) = error.downcast_ref() {
+        let text = format!("the plugin exited with status {status}");
+        return refused(data, &text).unwrap_or((FailureKind::Trap, text));
+    }
+    match error.downcast_ref::<Trap>() {
+        Some(Trap::StackOverflow) => {
+            let max = settings.stack_max;
+            let text = format!(
+                "the plugin's calls went too deep; this host's `sandbox.stack_max` is {max}"
+            );
+            (FailureKind::Stack, text)
+        }
+        Some(Trap::Interrupt) if data.meter.stopped() => {
+            let text = format!("the plugin used up its time on a processor; {}", caps.cpu);
+            (FailureKind::Cpu, text)
+        }
+        Some(trap) => {
+            let text = trap.to_string();
+            refused(data, &text).unwrap_or((FailureKind::Trap, text))
+        }
+        None => by_host(error, began, data, settings),
+    }
+}
+
+/// What the guest was refused before it failed, if it was: most likely that
+/// is why.
+fn refused(data: &Data, text: &str) -> Option<(FailureKind, String)> {
+    let caps = &data.caps;
+    let memory = data.limiter.refused().map(|refused| match refused {
+        Refused::Memory(asked) => {
+            let asked = Bytes::mib(asked.div_ceil(1 << 20) as u64);
+            let why = format!("the plugin asked for {asked} of memory; {} ({text})", caps.memory);
+            (FailureKind::Memory, why)
+        }
+        Refused::Table(asked) => {
+            let cap = caps.table_elements;
+            let why = format!("the plugin asked for {asked} table elements; {cap} ({text})");
+            (FailureKind::Limit, why)
+        }
+    });
+    memory.or_else(|| match data.refused()? {
+        Refusal::Denied(why) => {
+            Some((FailureKind::Denied, format!("{why} (it was refused, and then: {text})")))
+        }
+        Refusal::Limit(why) => {
+            Some((FailureKind::Limit, format!("{why} (it was refused, and then: {text})")))
+        }
+        Refusal::Unavailable(_) | Refusal::Invalid(_) => None,
+    })
+}
+
+/// An error that the engine or an import raised.
+fn by_host(
+    error: &wasmtime::Error,
+    began: bool,
+    data: &Data,
+    settings: &Settings,
+) -> (FailureKind, String) {
     let text = error.root_cause().to_string();
     if text.contains("fuel allocated for hostcalls") {
         let max = settings.hostcall_bytes();
-        return format!("the plugin handed more than {max} bytes to the host at once");
+        let why = format!("the plugin handed more than {max} bytes to the host at once");
+        return (FailureKind::BadResult, why);
     }
-    text
-}
-
-fn memory(
-    refused: Refused,
-    limiter: &Limiter,
-    trigger: &TriggerView,
-    settings: &Settings,
-    text: &str,
-) -> String {
-    match refused {
-        Refused::Memory(asked) => {
-            let (limit, place) = if trigger.memory <= settings.memory_max {
-                (trigger.memory, "the trigger's `limits.memory`")
-            } else {
-                (settings.memory_max, "this host's most")
-            };
-            debug_assert_eq!(limit.as_usize(), limiter.max());
-            let asked = Bytes::mib(asked.div_ceil(1 << 20) as u64);
-            format!("the plugin asked for {asked} of memory; {place} is {limit} ({text})")
-        }
-        Refused::Table(asked) => format!(
-            "the plugin asked for {asked} table elements; this host allows {TABLE_ELEMENTS} ({text})"
-        ),
+    if text.contains("instance count too high") {
+        let why = format!("the plugin consists of too many instances; {}", data.caps.instances);
+        return (FailureKind::Limit, why);
     }
+    if let Some(refused) = refused(data, &text) {
+        return refused;
+    }
+    if !began || error.downcast_ref::<PoolConcurrencyLimitError>().is_some() {
+        return (FailureKind::HostFault, format!("the host has no place for the plugin: {text}"));
+    }
+    let why = format!("what the plugin handed to the host can't be used: {text}");
+    (FailureKind::BadResult, why)
 }
 
 /// A failure that the plugin returned.
@@ -105,40 +142,87 @@ mod tests {
     use wasmtime::ResourceLimiter as _;
 
     use super::*;
-    use crate::sandbox::call::tests::call;
+    use crate::sandbox::{call::tests::call, meta::Meta};
 
-    fn explained(fault: &Fault, refused: bool, stderr: &str) -> (FailureKind, String) {
-        let trigger = &call("{}").trigger;
-        let mut limiter = Limiter::new(trigger.memory.as_usize());
-        if refused {
-            limiter.memory_growing(0, usize::MAX >> 1, None).expect("no error");
-        }
-        let failure = explain(fault, &limiter, stderr, trigger, &Settings::default());
+    fn data() -> Data {
+        Data::new(&call("{}"), &Meta::default(), &Settings::default())
+    }
+
+    fn explained(fault: &Fault, data: &Data, stderr: &str) -> (FailureKind, String) {
+        let failure = explain(fault, data, stderr, &Settings::default());
         (failure.kind, failure.message)
     }
 
     #[test]
     fn each_reason_has_its_kind() {
         let run = |trap: Trap| Fault::Run(trap.into());
-        let (kind, message) = explained(&run(Trap::UnreachableCodeReached), false, "boom");
+        let panic = || run(Trap::UnreachableCodeReached);
+        let (kind, message) = explained(&panic(), &data(), "boom");
         assert_eq!(kind, FailureKind::Trap);
         assert!(message.contains("unreachable") && message.ends_with("\nboom"), "{message}");
-        let (kind, message) = explained(&run(Trap::UnreachableCodeReached), true, "");
+        assert_eq!(explained(&Fault::Run(I32Exit(3).into()), &data(), "").0, FailureKind::Trap);
+        let (kind, message) = explained(&Fault::Deadline, &data(), "slow");
+        assert_eq!(kind, FailureKind::Deadline);
+        assert!(message.contains("`limits.deadline` is 10s") && message.ends_with("\nslow"));
+        let (kind, message) = explained(&run(Trap::StackOverflow), &data(), "");
+        assert_eq!(kind, FailureKind::Stack);
+        assert!(message.contains("`sandbox.stack_max` is 512KiB"), "{message}");
+        let text = |text: &'static str| Fault::Run(wasmtime::Error::msg(text));
+        assert_eq!(explained(&text("invalid utf-8"), &data(), "").0, FailureKind::BadResult);
+        let many = "fuel allocated for hostcalls has been exhausted";
+        assert_eq!(explained(&text(many), &data(), "").0, FailureKind::BadResult);
+        let (kind, message) = explained(&text("instance count too high at 65"), &data(), "");
+        assert_eq!(kind, FailureKind::Limit);
+        assert!(message.contains("`sandbox.instances` is 64"), "{message}");
+    }
+
+    #[test]
+    fn what_was_refused_before_a_trap_is_why() {
+        let panic = Fault::Run(Trap::UnreachableCodeReached.into());
+        let mut memory = data();
+        memory.limiter.memory_growing(0, usize::MAX >> 1, None).expect("no error");
+        let (kind, message) = explained(&panic, &memory, "");
         assert_eq!(kind, FailureKind::Memory);
         assert!(message.contains("`limits.memory` is 64MiB"), "{message}");
-        assert_eq!(explained(&run(Trap::StackOverflow), true, "").0, FailureKind::Stack);
-        let (kind, message) = explained(&Fault::Run(I32Exit(3).into()), false, "");
-        assert_eq!(kind, FailureKind::Trap);
-        assert!(message.contains("exited with status 3"), "{message}");
+        assert_eq!(
+            explained(&Fault::Run(Trap::StackOverflow.into()), &memory, "").0,
+            FailureKind::Stack
+        );
+        let mut table = data();
+        table.limiter.table_growing(0, usize::MAX >> 1, None).expect("no error");
+        let (kind, message) = explained(&panic, &table, "");
+        assert_eq!(kind, FailureKind::Limit);
+        assert!(message.contains("`sandbox.table_elements` is 100000"), "{message}");
+        for (refusal, expected) in [
+            (Refusal::Denied("no grant".into()), FailureKind::Denied),
+            (Refusal::Limit("too many".into()), FailureKind::Limit),
+            (Refusal::Invalid("no JSON".into()), FailureKind::Trap),
+        ] {
+            let mut data = data();
+            data.noted::<()>(Err(refusal)).expect_err("passed on");
+            assert_eq!(explained(&panic, &data, "").0, expected);
+        }
+    }
+
+    #[test]
+    fn an_interruption_is_the_cpus_only_where_its_time_is_used_up() {
+        let interrupted = Fault::Run(Trap::Interrupt.into());
+        assert_eq!(explained(&interrupted, &data(), "").0, FailureKind::Trap);
+        let data = data();
+        assert!(data.meter.is_used_up(std::time::Duration::ZERO));
+        let (kind, message) = explained(&interrupted, &data, "");
+        assert_eq!(kind, FailureKind::Cpu);
+        assert!(message.contains("`limits.cpu` is 5s"), "{message}");
     }
 
     #[test]
     fn only_the_host_is_blamed_for_what_the_host_did() {
-        let full = || wasmtime::Error::msg("pool is full");
-        assert_eq!(explained(&Fault::Instantiate(full()), false, "").0, FailureKind::HostFault);
-        assert_eq!(explained(&Fault::Instantiate(full()), true, "").0, FailureKind::Memory);
-        assert_eq!(explained(&Fault::Run(full()), false, "").0, FailureKind::Trap);
+        let full = || Fault::Instantiate(wasmtime::Error::msg("pool is full"));
+        assert_eq!(explained(&full(), &data(), "").0, FailureKind::HostFault);
+        let mut refused = data();
+        refused.limiter.memory_growing(0, usize::MAX >> 1, None).expect("no error");
+        assert_eq!(explained(&full(), &refused, "").0, FailureKind::Memory);
         let trap = Fault::Instantiate(Trap::UnreachableCodeReached.into());
-        assert_eq!(explained(&trap, false, "").0, FailureKind::Trap);
+        assert_eq!(explained(&trap, &data(), "").0, FailureKind::Trap);
     }
 }

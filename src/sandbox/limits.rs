@@ -2,8 +2,7 @@
 
 use wasmtime::ResourceLimiter;
 
-/// Table elements that all tables of an instance may have together.
-pub(super) const TABLE_ELEMENTS: usize = 100_000;
+use super::caps::Caps;
 
 /// A request that a guest was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +17,9 @@ pub(super) enum Refused {
 /// that runs out of memory looks like any other that panics.
 #[derive(Debug)]
 pub(super) struct Limiter {
-    max: usize,
+    memory_max: usize,
+    table_max: usize,
+    instances: usize,
     memory: usize,
     peak: usize,
     table: usize,
@@ -27,20 +28,24 @@ pub(super) struct Limiter {
 }
 
 impl Limiter {
-    /// Limits to so many bytes of memory.
-    pub(super) fn new(max: usize) -> Self {
-        Self { max, memory: 0, peak: 0, table: 0, last_growth: 0, refused: None }
+    /// Nothing used of what a call may have.
+    pub(super) fn new(caps: &Caps) -> Self {
+        Self {
+            memory_max: caps.memory.max.as_usize(),
+            table_max: caps.table_elements.max as usize,
+            instances: caps.instances.max as usize,
+            memory: 0,
+            peak: 0,
+            table: 0,
+            last_growth: 0,
+            refused: None,
+        }
     }
 
     /// Begins another call: the memory that there is stays.
     pub(super) fn begin(&mut self) {
         self.peak = self.memory;
         self.refused = None;
-    }
-
-    /// Bytes that all memories may have together.
-    pub(super) fn max(&self) -> usize {
-        self.max
     }
 
     /// The most bytes that all memories had together during the call.
@@ -63,7 +68,7 @@ impl ResourceLimiter for Limiter {
     ) -> wasmtime::Result<bool> {
         let growth = desired.saturating_sub(current);
         let sum = self.memory.saturating_add(growth);
-        if sum > self.max {
+        if sum > self.memory_max {
             self.refused.get_or_insert(Refused::Memory(sum));
             return Ok(false);
         }
@@ -89,7 +94,7 @@ impl ResourceLimiter for Limiter {
         maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
         let sum = self.table.saturating_add(desired.saturating_sub(current));
-        if sum > TABLE_ELEMENTS {
+        if sum > self.table_max {
             self.refused.get_or_insert(Refused::Table(sum));
             return Ok(false);
         }
@@ -99,51 +104,73 @@ impl ResourceLimiter for Limiter {
         self.table = sum;
         Ok(true)
     }
+
+    fn instances(&self) -> usize {
+        self.instances
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        model::{trigger::Limits, units::Bytes},
+        sandbox::Settings,
+    };
+
+    const PAGE: usize = 64 << 10;
+
+    /// Room for so many pages, and ten table elements.
+    fn limiter(pages: u64) -> Limiter {
+        let memory = Bytes::kib(64 * pages);
+        let limits = Limits { memory, table_elements: Some(10), ..Limits::default() };
+        Limiter::new(&Caps::of(&limits, &Settings::default()))
+    }
 
     #[test]
     fn memories_add_up_and_a_refusal_is_remembered() {
-        let mut limiter = Limiter::new(100);
-        let mut grow = |from, to, max| limiter.memory_growing(from, to, max).expect("no error");
-        assert!(grow(0, 60, None));
-        assert!(!grow(0, 50, Some(40)) || !grow(0, 50, None));
-        assert!(grow(0, 40, None));
-        assert!(!grow(40, 41, None));
-        assert_eq!((limiter.peak(), limiter.refused()), (100, Some(Refused::Memory(110))));
+        let mut limiter = limiter(10);
+        let mut grow = |from, to, max: Option<usize>| {
+            let max = max.map(|max| max * PAGE);
+            limiter.memory_growing(from * PAGE, to * PAGE, max).expect("no error")
+        };
+        assert!(grow(0, 6, None));
+        assert!(!grow(0, 5, Some(4)) || !grow(0, 5, None));
+        assert!(grow(0, 4, None));
+        assert!(!grow(4, 5, None));
+        let refused = Some(Refused::Memory(11 * PAGE));
+        assert_eq!((limiter.peak(), limiter.refused()), (10 * PAGE, refused));
     }
 
     #[test]
     fn a_modules_own_maximum_is_no_refusal() {
-        let mut limiter = Limiter::new(100);
-        assert!(!limiter.memory_growing(0, 50, Some(40)).expect("no error"));
-        assert!(!limiter.table_growing(0, 50, Some(40)).expect("no error"));
+        let mut limiter = limiter(10);
+        assert!(!limiter.memory_growing(0, 5 * PAGE, Some(4 * PAGE)).expect("no error"));
+        assert!(!limiter.table_growing(0, 5, Some(4)).expect("no error"));
         assert_eq!((limiter.peak(), limiter.refused()), (0, None));
-        assert!(!limiter.table_growing(0, TABLE_ELEMENTS + 1, None).expect("no error"));
-        assert_eq!(limiter.refused(), Some(Refused::Table(TABLE_ELEMENTS + 1)));
+        assert!(limiter.table_growing(0, 10, None).expect("no error"));
+        assert!(!limiter.table_growing(0, 1, None).expect("no error"));
+        assert_eq!(limiter.refused(), Some(Refused::Table(11)));
     }
 
     #[test]
     fn another_call_begins_with_the_memory_that_there_is() {
-        let mut limiter = Limiter::new(100);
-        assert!(limiter.memory_growing(0, 60, None).expect("no error"));
-        assert!(limiter.memory_growing(60, 90, None).expect("no error"));
+        let mut limiter = limiter(10);
+        assert!(limiter.memory_growing(0, 6 * PAGE, None).expect("no error"));
+        assert!(limiter.memory_growing(6 * PAGE, 9 * PAGE, None).expect("no error"));
         limiter.memory_grow_failed(wasmtime::Error::msg("mprotect")).expect("no error");
-        assert!(!limiter.memory_growing(60, 200, None).expect("no error"));
-        assert_eq!(limiter.peak(), 90);
+        assert!(!limiter.memory_growing(6 * PAGE, 20 * PAGE, None).expect("no error"));
+        assert_eq!(limiter.peak(), 9 * PAGE);
         limiter.begin();
-        assert_eq!((limiter.peak(), limiter.refused()), (60, None));
-        assert!(!limiter.memory_growing(0, 41, None).expect("no error"), "it counts");
+        assert_eq!((limiter.peak(), limiter.refused()), (6 * PAGE, None));
+        assert!(!limiter.memory_growing(0, 5 * PAGE, None).expect("no error"), "it counts");
     }
 
     #[test]
     fn a_growth_that_failed_is_taken_back() {
-        let mut limiter = Limiter::new(100);
-        assert!(limiter.memory_growing(0, 80, None).expect("no error"));
+        let mut limiter = limiter(10);
+        assert!(limiter.memory_growing(0, 8 * PAGE, None).expect("no error"));
         limiter.memory_grow_failed(wasmtime::Error::msg("mprotect")).expect("no error");
-        assert!(limiter.memory_growing(0, 80, None).expect("no error"));
+        assert!(limiter.memory_growing(0, 8 * PAGE, None).expect("no error"));
     }
 }

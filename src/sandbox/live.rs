@@ -1,10 +1,6 @@
 //! A store with a guest in it, and the calls that are made there.
 
-use std::{
-    future::{Future, poll_fn},
-    pin::pin,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use tokio::sync::OwnedSemaphorePermit;
 use wasmtime::{Store, UpdateDeadline};
@@ -13,8 +9,8 @@ use super::{
     Call, Plugin, Report, Settings,
     data::{Data, HANDLES},
     failure::{self, Fault},
-    logs::Logs,
     meta::Meta,
+    meter::Meter,
     v1,
 };
 use crate::model::{
@@ -25,6 +21,7 @@ use crate::model::{
 /// A plugin's store, and its instance from the first call on.
 pub(super) struct Live {
     store: Store<Data>,
+    meter: Meter,
     instance: Option<v1::Instance>,
     began: Instant,
     calls: u32,
@@ -43,17 +40,23 @@ impl Live {
         slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
         let settings = &plugin.sandbox.settings;
-        let data = Data::new(call, meta, &Logs::new(settings), settings);
+        let data = Data::new(call, meta, settings);
+        let meter = data.meter.clone();
         let mut store = Store::new(&plugin.sandbox.engine, data);
         store.limiter(|data| &mut data.limiter);
         store.set_hostcall_fuel(settings.hostcall_bytes());
         store.set_max_component_handles(HANDLES);
-        // At each tick others get their turn, and the deadline is looked at.
+        // At each tick others get their turn, and deadlines are looked at.
         store.set_epoch_deadline(1);
-        store.epoch_deadline_callback(|_| {
+        store.epoch_deadline_callback(|store| {
+            let data = store.data();
+            if data.meter.is_used_up(data.caps.cpu.max.get()) {
+                return Ok(UpdateDeadline::Interrupt);
+            }
             Ok(UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now())))
         });
-        Self { store, instance: None, began: Instant::now(), calls: 0, sound: true, _slot: slot }
+        let began = Instant::now();
+        Self { store, meter, instance: None, began, calls: 0, sound: true, _slot: slot }
     }
 
     /// Makes ready for another call of the same trigger: all that is the
@@ -77,35 +80,28 @@ impl Live {
     pub(super) async fn call(&mut self, plugin: &Plugin, call: &Call, meta: &Meta) -> Report {
         let settings = &plugin.sandbox.settings;
         let began = Instant::now();
-        let mut cpu = Duration::ZERO;
         self.calls += 1;
-        let run = tokio::time::timeout(call.deadline, self.run(plugin, call, meta));
-        let result = metered(run, &mut cpu).await;
+        let meter = self.meter.clone();
+        let time = self.store.data().caps.time(call.deadline);
+        let run = tokio::time::timeout(time, self.run(plugin, call, meta));
+        let result = meter.run(run).await.unwrap_or(Err(Fault::Deadline));
         let duration_us = micros(began.elapsed());
 
         let data = self.store.data_mut();
         let memory_bytes = data.limiter.peak() as u64;
         let (logs, stderr) = data.logs.finish();
         let away = data.state.away().map(str::to_owned);
-        let returned = matches!(result, Ok(Ok(_)));
-        self.sound &= returned && away.is_none() && data.limiter.refused().is_none();
+        self.sound &= result.is_ok() && away.is_none() && data.limiter.refused().is_none();
         let result = match result {
-            Ok(Ok(Ok(()))) => Ok(data.effects()),
-            Ok(Ok(Err(failure))) => Err(failure),
-            Ok(Err(fault)) => {
-                Err(failure::explain(&fault, &data.limiter, &stderr, &call.trigger, settings))
-            }
-            Err(_) => {
-                let deadline = call.deadline;
-                let message = format!("the plugin was not done after {deadline:?}");
-                Err(Failure::new(FailureKind::Deadline, message))
-            }
+            Ok(Ok(())) => Ok(data.effects()),
+            Ok(Err(failure)) => Err(failure),
+            Err(fault) => Err(failure::explain(&fault, data, &stderr, settings)),
         };
         let result = result.map_err(|failure| match away {
             Some(why) => without_state(&why, &failure),
             None => failure,
         });
-        let usage = Usage { duration_us, cpu_us: micros(cpu), memory_bytes };
+        let usage = Usage { duration_us, cpu_us: micros(meter.spent()), memory_bytes };
         Report { result, usage, logs }
     }
 
@@ -134,30 +130,6 @@ fn without_state(why: &str, failure: &Failure) -> Failure {
     Failure { kind: FailureKind::HostFault, message, after_ms: failure.after_ms }
 }
 
-/// Adds up the time that a future spends running rather than waiting.
-async fn metered<F: Future>(future: F, spent: &mut Duration) -> F::Output {
-    let mut future = pin!(future);
-    poll_fn(|context| {
-        let began = Instant::now();
-        let poll = future.as_mut().poll(context);
-        *spent += began.elapsed();
-        poll
-    })
-    .await
-}
-
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn waiting_is_not_running() {
-        let mut spent = Duration::ZERO;
-        metered(tokio::time::sleep(Duration::from_millis(200)), &mut spent).await;
-        assert!(spent < Duration::from_millis(150), "{spent:?}");
-    }
 }

@@ -14,7 +14,10 @@ use wasmtime_wasi::{
     p2::{OutputStream, Pollable, StreamResult},
 };
 
-use super::Settings;
+use super::{
+    Settings,
+    caps::{Cap, Caps},
+};
 use crate::model::{
     attempt::{Level, LogLine, Source},
     names::storable,
@@ -41,7 +44,7 @@ pub(super) struct Logs(Arc<Mutex<Book>>);
 #[derive(Debug)]
 struct Book {
     began: Instant,
-    max: Size,
+    max: Cap<Size>,
     line_max: usize,
     lines: Vec<LogLine>,
     bytes: usize,
@@ -66,13 +69,13 @@ struct Partial {
 
 impl Logs {
     /// An empty log that begins now.
-    pub(super) fn new(settings: &Settings) -> Self {
-        Self(Arc::new(Mutex::new(Book::new(settings))))
+    pub(super) fn new(caps: &Caps, settings: &Settings) -> Self {
+        Self(Arc::new(Mutex::new(Book::new(caps, settings))))
     }
 
     /// Begins the log of the next call.
-    pub(super) fn begin(&self, settings: &Settings) {
-        *self.book() = Book::new(settings);
+    pub(super) fn begin(&self, caps: &Caps, settings: &Settings) {
+        *self.book() = Book::new(caps, settings);
     }
 
     /// Adds a message.
@@ -93,9 +96,8 @@ impl Logs {
         book.end_line(Source::Stderr);
         let Dropped { lines, bytes } = book.dropped;
         if lines > 0 {
-            let max = book.max;
-            let text =
-                format!("{lines} more lines ({bytes} bytes) were dropped: a log holds {max}");
+            let cap = book.max;
+            let text = format!("{lines} more lines ({bytes} bytes) were dropped; {cap}");
             let mark = book.line(Level::Warn, Source::Host, text);
             book.lines.push(mark);
         }
@@ -109,10 +111,10 @@ impl Logs {
 }
 
 impl Book {
-    fn new(settings: &Settings) -> Self {
+    fn new(caps: &Caps, settings: &Settings) -> Self {
         Self {
             began: Instant::now(),
-            max: settings.log_bytes,
+            max: caps.log_bytes,
             line_max: settings.log_line_bytes.as_usize(),
             lines: Vec::new(),
             bytes: 0,
@@ -131,7 +133,7 @@ impl Book {
     fn push(&mut self, level: Level, source: Source, text: &str) {
         let cost = text.len().min(self.line_max) + LINE_COST;
         // What follows a dropped line is dropped too: a log has no holes.
-        if self.dropped.lines > 0 || self.bytes + cost > self.max.as_usize() {
+        if self.dropped.lines > 0 || self.bytes + cost > self.max.max.as_usize() {
             self.dropped.lines += 1;
             self.dropped.bytes += text.len() as u64;
             return;
@@ -233,9 +235,18 @@ impl OutputStream for Printed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::trigger::Limits;
+
+    fn caps(settings: &Settings) -> Caps {
+        Caps::of(&Limits::default(), settings)
+    }
+
+    fn logs_of(settings: &Settings) -> Logs {
+        Logs::new(&caps(settings), settings)
+    }
 
     fn logs() -> Logs {
-        Logs::new(&Settings {
+        logs_of(&Settings {
             log_bytes: Size::kib(1),
             log_line_bytes: Size::kib(0),
             ..Settings::default()
@@ -248,7 +259,7 @@ mod tests {
 
     #[test]
     fn output_is_kept_by_line_to_the_last_partial_one() {
-        let logs = Logs::new(&Settings::default());
+        let logs = logs_of(&Settings::default());
         let mut out = logs.stream(Source::Stdout);
         let mut err = logs.stream(Source::Stderr);
         out.write(Bytes::from_static(b"one\r\ntw")).expect("written");
@@ -271,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_log_and_its_lines_have_an_end() {
-        let logs = Logs::new(&Settings {
+        let logs = logs_of(&Settings {
             log_bytes: Size::kib(1),
             log_line_bytes: "100B".parse().expect("a size"),
             ..Settings::default()
@@ -285,7 +296,7 @@ mod tests {
         assert_eq!(lines.len(), 8);
         assert!(lines[0].text.ends_with("y… (cut)"), "{}", lines[0].text);
         assert!(lines[7].text.starts_with("93 more lines"), "{}", lines[7].text);
-        assert!(lines[7].text.ends_with("a log holds 1KiB"), "{}", lines[7].text);
+        assert!(lines[7].text.ends_with("`sandbox.log_bytes` is 1KiB"), "{}", lines[7].text);
         assert!(tail.contains("x99y"), "the tail goes on: {tail}");
     }
 
@@ -296,7 +307,7 @@ mod tests {
         (0..1000).for_each(|_| logs.push(Level::Info, Source::Log, ""));
         out.write(Bytes::from_static(b"cut of")).expect("written");
         assert_eq!(logs.finish().0.len(), 33);
-        logs.begin(&Settings::default());
+        logs.begin(&caps(&Settings::default()), &Settings::default());
         out.write(Bytes::from_static(b"new\n")).expect("written");
         assert_eq!(texts(&logs.finish().0), [(Source::Stdout, "new")]);
     }

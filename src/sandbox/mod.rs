@@ -4,15 +4,17 @@
 //! its own (`compile`), unless that was done before (`cache`); [`Plugin::call`]
 //! runs it once in a store of its own (`call`, `live`) and says everything that
 //! came of it in one [`Report`]; [`Batch::call`] may use the store of an earlier
-//! call of its trigger. What a guest may use up is in `limits`, what it may
-//! ask for in `emit` and `state`, what it printed in `logs`, what went wrong in
-//! `failure`. `v1` alone knows the types that are generated from the WIT.
+//! call of its trigger. What a guest may use up is in `caps`, and held to it by
+//! `limits` (memory) and `meter` (processor); what it may ask for is in `emit`
+//! and `state`, what it printed in `logs`, what went wrong in `failure`. `v1`
+//! alone knows the types that are generated from the WIT.
 //! [`Asked`] holds an application's own code to the same bounds and checks.
 
 mod asked;
 mod batch;
 mod cache;
 mod call;
+mod caps;
 mod compile;
 mod data;
 mod emit;
@@ -22,6 +24,7 @@ mod limits;
 mod live;
 mod logs;
 mod meta;
+mod meter;
 mod refusal;
 mod settings;
 mod state;

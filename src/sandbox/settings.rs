@@ -17,8 +17,19 @@ pub struct Settings {
     /// Calls that run at once, all triggers together; more of them wait.
     /// Each reserves about 16 GiB of address space and no memory.
     pub slots: u32,
-    /// Largest memory of one call; a trigger's own limit can only be lower.
+    /// Longest deadline of one call; a trigger's own can only be shorter, as
+    /// with all that follows down to `state_bytes`.
+    pub deadline_max: Span,
+    /// Longest time on a processor of one call.
+    pub cpu_max: Span,
+    /// Largest memory of one call.
     pub memory_max: Bytes,
+    /// Elements of all tables of one call together.
+    pub table_elements: u32,
+    /// Core instances of one component.
+    pub instances: u32,
+    /// Deepest stack of a guest's calls, in bytes; the same for every trigger.
+    pub stack_max: Bytes,
     /// Largest component that is accepted.
     pub component_max: Bytes,
     /// What compiles components.
@@ -60,7 +71,12 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             slots: 256,
+            deadline_max: Span::from_secs(3600),
+            cpu_max: Span::from_secs(60),
             memory_max: Bytes::mib(256),
+            table_elements: 100_000,
+            instances: 64,
+            stack_max: Bytes::kib(512),
             component_max: Bytes::mib(32),
             compiler: Compiler::Inside,
             compilers: 2,
@@ -97,6 +113,22 @@ impl Settings {
         if !(PAGE..=4 << 30).contains(&memory) || !memory.is_multiple_of(PAGE) {
             let why = "is not between 64KiB and 4GiB, or no multiple of 64KiB";
             return Err(Invalid::new("memory_max", why));
+        }
+        let hour = Span::from_secs(3600);
+        for (field, span) in [("deadline_max", self.deadline_max), ("cpu_max", self.cpu_max)] {
+            if !(Span::from_millis(1)..=hour).contains(&span) {
+                return Err(Invalid::new(field, "is not between 1ms and 1h"));
+            }
+        }
+        if !(1..=10_000_000).contains(&self.table_elements) {
+            return Err(Invalid::new("table_elements", "is not between 1 and 10000000"));
+        }
+        if !(1..=1_000).contains(&self.instances) {
+            return Err(Invalid::new("instances", "is not between 1 and 1000"));
+        }
+        // A fiber's stack has room for the host's own calls beside it.
+        if !(Bytes::kib(64)..=Bytes::mib(1)).contains(&self.stack_max) {
+            return Err(Invalid::new("stack_max", "is not between 64KiB and 1MiB"));
         }
         if !(1 << 10..=1 << 30).contains(&self.component_max.get()) {
             return Err(Invalid::new("component_max", "is not between 1KiB and 1GiB"));
@@ -152,6 +184,10 @@ mod tests {
                 Settings { compile_time: Span::from_millis(1), ..Settings::default() },
             ),
             ("cache", Settings { cache: Some("".into()), ..Settings::default() }),
+            ("cpu_max", Settings { cpu_max: Span::from_millis(0), ..Settings::default() }),
+            ("table_elements", Settings { table_elements: 0, ..Settings::default() }),
+            ("instances", Settings { instances: 0, ..Settings::default() }),
+            ("stack_max", Settings { stack_max: Bytes::mib(2), ..Settings::default() }),
             ("payload_max", Settings { payload_max: Bytes::mib(65), ..Settings::default() }),
         ] {
             assert_eq!(wrong.validate().expect_err(field).field, field);

@@ -3,7 +3,11 @@
 
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
-use super::{Call, Settings, StateReader, refusal::Refusal};
+use super::{
+    Call, Settings, StateReader,
+    caps::{Cap, Caps},
+    refusal::Refusal,
+};
 use crate::model::{
     effect::{Listing, StateUse, Write},
     names::MAX_TEXT,
@@ -18,8 +22,8 @@ pub(super) struct State {
     /// Why it may not, if the trigger has no grant.
     denied: Option<String>,
     reader: Arc<dyn StateReader>,
-    keys_max: u32,
-    bytes_max: Bytes,
+    keys_max: Cap<u32>,
+    bytes_max: Cap<Bytes>,
     value_max: Bytes,
     keys: u32,
     bytes: usize,
@@ -30,7 +34,7 @@ pub(super) struct State {
 
 impl State {
     /// Nothing read or written yet.
-    pub(super) fn new(call: &Call, settings: &Settings) -> Self {
+    pub(super) fn new(call: &Call, caps: &Caps, settings: &Settings) -> Self {
         let denied = (!call.trigger.state).then(|| {
             let trigger = &call.trigger.name;
             format!(
@@ -41,8 +45,8 @@ impl State {
         Self {
             denied,
             reader: Arc::clone(&call.state),
-            keys_max: settings.state_keys,
-            bytes_max: settings.state_bytes,
+            keys_max: caps.state_keys,
+            bytes_max: caps.state_bytes,
             value_max: settings.state_value_bytes,
             keys: 0,
             bytes: 0,
@@ -82,7 +86,7 @@ impl State {
         if value.len() > self.value_max.as_usize() {
             let (max, has) = (self.value_max, value.len());
             return Err(Refusal::Limit(format!(
-                "a value may have {max}; this one has {has} bytes"
+                "the value has {has} bytes; this host's `sandbox.state_value_bytes` is {max}"
             )));
         }
         self.write(key, Write::Set(value))
@@ -117,10 +121,11 @@ impl State {
         self.check_grant()?;
         check_text("prefix", &prefix)?;
         after.as_deref().map_or(Ok(()), |after| check_text("after", after))?;
-        if limit > self.keys_max {
-            let max = self.keys_max;
+        if limit > self.keys_max.max {
+            let cap = self.keys_max;
             return Err(Refusal::Limit(format!(
-                "one listing may return {max} keys; go on with `after`"
+                "a listing of {limit} keys is asked for; {cap}: ask for fewer, and go on with \
+                 `after`"
             )));
         }
         if limit == 0 {
@@ -181,17 +186,17 @@ impl State {
         if self.used.reads.contains_key(key) || self.used.writes.contains_key(key) {
             return Ok(self.keys);
         }
-        if self.keys >= self.keys_max {
-            let max = self.keys_max;
-            return Err(Refusal::Limit(format!("one call may touch {max} keys of its state")));
+        if self.keys >= self.keys_max.max {
+            let cap = self.keys_max;
+            return Err(Refusal::Limit(format!("the call touches too many keys of state; {cap}")));
         }
         Ok(self.keys + 1)
     }
 
     fn check_bytes(&self, bytes: usize) -> Result<(), Refusal> {
-        if bytes > self.bytes_max.as_usize() {
-            let max = self.bytes_max;
-            return Err(Refusal::Limit(format!("one call may read and write {max} of state")));
+        if bytes > self.bytes_max.max.as_usize() {
+            let cap = self.bytes_max;
+            return Err(Refusal::Limit(format!("the call uses {bytes} bytes of state; {cap}")));
         }
         Ok(())
     }
@@ -240,7 +245,11 @@ mod tests {
     fn state(values: &[(&str, &str)], settings: &Settings) -> State {
         let values = values.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
         let reader = Arc::new(Memory { values, ..Memory::default() });
-        State::new(&Call { state: reader, ..call("{}") }, settings)
+        state_of(&Call { state: reader, ..call("{}") }, settings)
+    }
+
+    fn state_of(call: &Call, settings: &Settings) -> State {
+        State::new(call, &Caps::of(&call.trigger.limits, settings), settings)
     }
 
     async fn get(state: &mut State, key: &str) -> Option<String> {
@@ -334,7 +343,7 @@ mod tests {
     async fn without_a_grant_nothing_is_read() {
         let mut call = call("{}");
         Arc::make_mut(&mut call.trigger).state = false;
-        let mut state = State::new(&call, &Settings::default());
+        let mut state = state_of(&call, &Settings::default());
         let Err(Refusal::Denied(text)) = state.get("k".into()).await else { panic!("granted") };
         assert!(text.contains(r#""grants": {"state": true}"#), "{text}");
         assert!(matches!(state.increment("k".into(), 1), Err(Refusal::Denied(_))));
@@ -345,7 +354,7 @@ mod tests {
     #[tokio::test]
     async fn a_database_that_is_away_is_said() {
         let away = Arc::new(Memory { away: true, ..Memory::default() });
-        let mut state = State::new(&Call { state: away, ..call("{}") }, &Settings::default());
+        let mut state = state_of(&Call { state: away, ..call("{}") }, &Settings::default());
         assert_eq!(state.away(), None);
         assert_eq!(state.get("k".into()).await, Err(Refusal::Unavailable("away".into())));
         assert_eq!(state.away(), Some("away"));
@@ -361,16 +370,21 @@ mod tests {
             ..Settings::default()
         };
         let mut state = state(&[("big", &"x".repeat(40))], &settings);
-        assert!(limit(state.set("k".into(), vec![0; 11])).contains("may have 10B"));
-        assert!(limit(state.get("big".into()).await).contains("read and write 30B"));
+        assert!(
+            limit(state.set("k".into(), vec![0; 11]))
+                .contains("`sandbox.state_value_bytes` is 10B")
+        );
+        assert!(limit(state.get("big".into()).await).contains("`sandbox.state_bytes` is 30B"));
         state.set("a".into(), vec![0; 10]).expect("set");
         state.set("b".into(), vec![0; 10]).expect("set");
-        assert!(limit(state.set("c".into(), vec![0; 10])).contains("read and write 30B"));
+        assert!(limit(state.set("c".into(), vec![0; 10])).contains("`sandbox.state_bytes` is 30B"));
         state.set("a".into(), vec![]).expect("smaller");
         state.set("c".into(), vec![0; 10]).expect("there is room again");
-        assert!(limit(state.increment("d".into(), 1)).contains("touch 3 keys"));
+        assert!(limit(state.increment("d".into(), 1)).contains("`sandbox.state_keys` is 3"));
         state.increment("a".into(), 1).expect_err("no integer, but no limit either");
-        assert!(limit(state.keys(String::new(), None, 4).await).contains("return 3 keys"));
+        assert!(
+            limit(state.keys(String::new(), None, 4).await).contains("`sandbox.state_keys` is 3")
+        );
         assert!(limit(state.delete("x".repeat(MAX_TEXT + 1))).contains("`key` may have 512 bytes"));
         for bad in ["", "a\0"] {
             assert!(matches!(state.delete(bad.into()), Err(Refusal::Invalid(_))));

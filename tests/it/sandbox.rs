@@ -16,6 +16,7 @@ use outrigger::{
         effect::{Listing, Write},
         event::Event,
         outcome::FailureKind,
+        trigger::Limits,
         units::Bytes,
     },
     sandbox::{Call, Plugin, Report, Sandbox, Settings, StateReader, TriggerView},
@@ -82,7 +83,7 @@ fn call(steps: &Value) -> Call {
             config: BTreeMap::from([("from".into(), "shop@example.com".into())]),
             emit: vec!["email.*".parse().expect("a pattern")],
             state: true,
-            memory: Bytes::mib(64),
+            limits: Limits::default(),
         }),
         attempt: 2,
         max_attempts: 5,
@@ -184,7 +185,7 @@ async fn the_time_on_a_processor_is_told_from_waiting() {
 async fn memory_is_what_the_trigger_and_the_host_allow() {
     let with = |memory, mib| {
         let mut call = call(&json!([{"op": "allocate", "mib": mib}]));
-        Arc::make_mut(&mut call.trigger).memory = memory;
+        Arc::make_mut(&mut call.trigger).limits.memory = memory;
         call
     };
     let probe = probe_with(Settings { memory_max: Bytes::mib(32), ..Settings::default() }).await;
@@ -192,7 +193,11 @@ async fn memory_is_what_the_trigger_and_the_host_allow() {
     assert!(report.result.is_ok(), "{report:?}");
     assert!(report.usage.memory_bytes > 16 << 20);
     let failure = probe.call(with(Bytes::mib(512), 48)).await.result.expect_err("too much");
-    assert!(failure.message.contains("this host's most is 32MiB"), "{}", failure.message);
+    assert!(
+        failure.message.contains("this host's `sandbox.memory_max` is 32MiB"),
+        "{}",
+        failure.message
+    );
     let failure = probe.call(with(Bytes::kib(64), 0)).await.result.expect_err("no room to start");
     assert_eq!(failure.kind, FailureKind::Memory, "{}", failure.message);
     assert!(failure.message.contains("is 64KiB"), "{}", failure.message);
@@ -219,7 +224,10 @@ async fn what_is_printed_is_logged_by_line() {
     let report = run(json!(many)).await;
     assert_eq!(texts(&report.logs, Source::Log).len(), 8);
     let mark = texts(&report.logs, Source::Host)[0];
-    assert_eq!(mark, "12 more lines (96000 bytes) were dropped: a log holds 64KiB");
+    assert_eq!(
+        mark,
+        "12 more lines (96000 bytes) were dropped; this host's `sandbox.log_bytes` is 64KiB"
+    );
 }
 
 #[tokio::test]
@@ -268,7 +276,10 @@ async fn one_call_emits_only_so_much() {
     let steps = json!([{"op": "emitMany", "count": 1001, "eventName": "email.x", "ignore": true}]);
     let report = run(steps).await;
     assert_eq!(report.result.expect("done").emitted.len(), 1000);
-    assert_eq!(texts(&report.logs, Source::Log), ["emit limit: one call may emit 1000 events"]);
+    assert_eq!(
+        texts(&report.logs, Source::Log),
+        ["emit limit: the call emits too many events; this host's `sandbox.emit_count` is 1000"]
+    );
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::{
 use uuid::Uuid;
 
 use super::*;
-use crate::sandbox::engine;
+use crate::sandbox::{Settings, engine};
 
 /// A folder of a test's own, deleted with the value.
 struct Folder(PathBuf);
@@ -19,7 +19,8 @@ impl Folder {
     }
 
     fn cache(&self, max: Bytes) -> Cache {
-        let engine = Engine::new(&engine::config_without_pool()).expect("an engine");
+        let engine =
+            Engine::new(&engine::config_without_pool(&Settings::default())).expect("an engine");
         Cache::new(&self.0, max, &engine)
     }
 
@@ -109,7 +110,9 @@ fn what_is_not_as_it_was_kept_is_reported_once_and_replaced() {
             fs::write(path, [&bytes[..], b"x"].concat()).expect("written");
         }),
         ("cut off", |path, _| fs::write(path, b"").expect("written")),
-        ("another name", |path, other| drop(fs::copy(other, path).expect("copied"))),
+        ("another name", |path, other| {
+            fs::copy(other, path).expect("copied");
+        }),
         ("others have rights", |path, _| {
             fs::set_permissions(path, Permissions::from_mode(0o620)).expect("set");
         }),
@@ -172,7 +175,7 @@ fn another_engine_has_other_files() {
     let folder = Folder::new();
     let cache = folder.cache(Bytes::mib(1));
     cache.keep("a", &artifact(b"code"));
-    let mut config = engine::config_without_pool();
+    let mut config = engine::config_without_pool(&Settings::default());
     config.epoch_interruption(false);
     let other = Cache::new(&folder.0, Bytes::mib(1), &Engine::new(&config).expect("an engine"));
     assert!(other.find("a").is_none());

@@ -53,7 +53,7 @@ fn run(allowance: Allowance) -> io::Result<()> {
     bind(allowance)?;
     let bytes = component()?;
     thread::Builder::new().stack_size(256 << 10).spawn(end_with_parent)?;
-    let mut config = engine::config_without_pool();
+    let mut config = engine::config_without_pool(&Settings::default());
     // One thread, so that the limit on its time is one by the clock too, and
     // the other processors are left to events.
     config.parallel_compilation(false);

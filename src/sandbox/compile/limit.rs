@@ -51,11 +51,11 @@ pub enum Limit {
 
 /// What there is too much of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Excess {
+pub(super) struct Excess {
     /// What was counted.
-    pub limit: Limit,
+    pub(super) limit: Limit,
     /// How much there is, or was seen before the rest was left unread.
-    pub found: u64,
+    pub(super) found: u64,
 }
 
 impl Limit {

@@ -20,7 +20,6 @@ use super::{
     Plugin, Sandbox, Settings,
     compile::{Artifact, off_runtime},
     engine::{MEMORIES, TABLES},
-    limits::TABLE_ELEMENTS,
     v1,
 };
 use crate::model::plugin::PluginInfo;
@@ -206,7 +205,7 @@ fn check_needs(component: &Component, settings: &Settings) -> Result<(), UploadE
         ("memories", u64::from(needs.num_memories), u64::from(MEMORIES)),
         ("tables", u64::from(needs.num_tables), u64::from(TABLES)),
         ("bytes of initial memory", memory, settings.memory_max.get()),
-        ("table elements", elements, TABLE_ELEMENTS as u64),
+        ("table elements", elements, settings.table_elements.into()),
     ];
     match bounds.into_iter().find(|(_, needs, max)| needs > max) {
         Some((what, needs, max)) => Err(UploadError::TooDemanding {

@@ -14,25 +14,30 @@ impl types::Host for Data {}
 
 impl emit::Host for Data {
     async fn emit(&mut self, event: emit::NewEvent) -> Result<String, emit::Error> {
-        Ok(self.emitter.emit(event.into())?.to_string())
+        let id = self.emitter.emit(event.into());
+        Ok(self.noted(id)?.to_string())
     }
 }
 
 impl state::Host for Data {
     async fn get(&mut self, key: String) -> Result<Option<Vec<u8>>, state::Error> {
-        Ok(self.state.get(key).await?)
+        let value = self.state.get(key).await;
+        Ok(self.noted(value)?)
     }
 
     async fn set(&mut self, key: String, value: Vec<u8>) -> Result<(), state::Error> {
-        Ok(self.state.set(key, value)?)
+        let done = self.state.set(key, value);
+        Ok(self.noted(done)?)
     }
 
     async fn delete(&mut self, key: String) -> Result<(), state::Error> {
-        Ok(self.state.delete(key)?)
+        let done = self.state.delete(key);
+        Ok(self.noted(done)?)
     }
 
     async fn increment(&mut self, key: String, delta: i64) -> Result<(), state::Error> {
-        Ok(self.state.increment(key, delta)?)
+        let done = self.state.increment(key, delta);
+        Ok(self.noted(done)?)
     }
 
     async fn keys(
@@ -41,7 +46,8 @@ impl state::Host for Data {
         after: Option<String>,
         limit: u32,
     ) -> Result<Vec<String>, state::Error> {
-        Ok(self.state.keys(prefix, after, limit).await?)
+        let keys = self.state.keys(prefix, after, limit).await;
+        Ok(self.noted(keys)?)
     }
 }
 
