@@ -59,7 +59,7 @@ impl StateReader for Stored {
 }
 
 /// A call whose event tells the probe to do these steps, with every grant.
-fn call(steps: &Value) -> Call {
+pub(crate) fn call(steps: &Value) -> Call {
     let stored = [("n", "40"), ("t", "text"), ("k1", ""), ("k2", ""), ("k3", "")];
     let stored = stored.map(|(key, value)| (key.to_owned(), value.into()));
     Call {

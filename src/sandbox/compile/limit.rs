@@ -92,7 +92,7 @@ impl Limit {
             Self::Elements => ("elements", 100_000, "table elements", SMALLER),
             Self::DataSegments => ("dataSegments", 150_000, "segments of data", DATA),
             Self::Data => ("data", 48 << 20, "bytes of memory that data is put into", DATA),
-            Self::Artifact => ("artifact", 192 << 20, "bytes of compiled code and data", SMALLER),
+            Self::Artifact => ("artifact", 128 << 20, "bytes of compiled code and data", SMALLER),
         }
     }
 
