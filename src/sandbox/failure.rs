@@ -1,5 +1,7 @@
 //! Tells a failed call's reasons apart.
 
+use std::time::Duration;
+
 use wasmtime::{PoolConcurrencyLimitError, Trap};
 use wasmtime_wasi::I32Exit;
 
@@ -20,8 +22,8 @@ pub(super) enum Fault {
     Instantiate(wasmtime::Error),
     /// The guest ran.
     Run(wasmtime::Error),
-    /// It wasn't done in time.
-    Deadline,
+    /// It wasn't done in this time.
+    Deadline(Duration),
 }
 
 /// Why a call failed that didn't return.
@@ -30,10 +32,13 @@ pub(super) enum Fault {
 /// only what the call was refused, and what the guest last printed, tell.
 pub(super) fn explain(fault: &Fault, data: &Data, stderr: &str, settings: &Settings) -> Failure {
     let (kind, message) = match fault {
-        Fault::Deadline => (
-            FailureKind::Deadline,
-            format!("the plugin was not done in time; {}", data.caps.deadline),
-        ),
+        Fault::Deadline(time) => {
+            let cap = data.caps.deadline;
+            let whose =
+                if *time < cap.max.get() { "the call had no more".into() } else { cap.to_string() };
+            let message = format!("the plugin was not done after {time:?}; {whose}");
+            (FailureKind::Deadline, message)
+        }
         Fault::Instantiate(error) | Fault::Run(error) => {
             let began = matches!(fault, Fault::Run(_));
             why(error, began, data, settings)
@@ -161,7 +166,7 @@ mod tests {
         assert_eq!(kind, FailureKind::Trap);
         assert!(message.contains("unreachable") && message.ends_with("\nboom"), "{message}");
         assert_eq!(explained(&Fault::Run(I32Exit(3).into()), &data(), "").0, FailureKind::Trap);
-        let (kind, message) = explained(&Fault::Deadline, &data(), "slow");
+        let (kind, message) = explained(&Fault::Deadline(Duration::from_secs(10)), &data(), "slow");
         assert_eq!(kind, FailureKind::Deadline);
         assert!(message.contains("`limits.deadline` is 10s") && message.ends_with("\nslow"));
         let (kind, message) = explained(&run(Trap::StackOverflow), &data(), "");
@@ -209,7 +214,7 @@ mod tests {
         let interrupted = Fault::Run(Trap::Interrupt.into());
         assert_eq!(explained(&interrupted, &data(), "").0, FailureKind::Trap);
         let data = data();
-        assert!(data.meter.is_used_up(std::time::Duration::ZERO));
+        assert!(data.meter.is_used_up(Duration::ZERO));
         let (kind, message) = explained(&interrupted, &data, "");
         assert_eq!(kind, FailureKind::Cpu);
         assert!(message.contains("`limits.cpu` is 5s"), "{message}");

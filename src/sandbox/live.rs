@@ -84,7 +84,7 @@ impl Live {
         let meter = self.meter.clone();
         let time = self.store.data().caps.time(call.deadline);
         let run = tokio::time::timeout(time, self.run(plugin, call, meta));
-        let result = meter.run(run).await.unwrap_or(Err(Fault::Deadline));
+        let result = meter.run(run).await.unwrap_or(Err(Fault::Deadline(time)));
         let duration_us = micros(began.elapsed());
 
         let data = self.store.data_mut();

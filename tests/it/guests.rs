@@ -23,3 +23,13 @@ pub(crate) fn probe() -> Vec<u8> {
 pub(crate) fn wat(name: &str) -> Vec<u8> {
     wat::parse_file(root().join("tests/guests/wat").join(name)).unwrap()
 }
+
+/// A hostile plugin, by the name of its file.
+pub(crate) fn hostile(name: &str) -> Vec<u8> {
+    let read = |name: &str| {
+        let path = root().join("tests/hostile").join(name).with_extension("wat");
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let text = read("component").replacen(";; MODULES", &read(name), 1);
+    wat::parse_str(text).unwrap_or_else(|error| panic!("{name}: {error}"))
+}

@@ -13,6 +13,7 @@ mod database;
 mod embed;
 mod faults;
 mod guests;
+mod hostile;
 mod hosts;
 mod layers;
 mod mutants;

@@ -176,61 +176,70 @@ async fn what_is_through_or_stuck_slows_nothing_on_sqlite() {
     what_is_through_or_stuck_slows_nothing(Database::sqlite(), Database::sqlite()).await;
 }
 
-/// How long it takes from recording an event until it is settled, at the
-/// median of some.
-async fn settled_after(host: &Host, times: u32) -> Duration {
-    let mut spans = Vec::new();
-    for n in 0..times {
-        tokio::time::sleep(Duration::from_millis(fastrand::u64(60..240))).await;
-        let event = json!({
-            "resource": "order", "aggregateId": format!("q{n}"), "eventName": "x", "payload": {}
-        });
-        let began = Instant::now();
-        let answer = host.ok(Method::POST, "/v1/projects/quiet/events?wait=30s", Some(event)).await;
-        spans.push(began.elapsed());
-        assert_eq!(answer["triggers"]["t"], "done", "{answer}");
-    }
-    spans.sort_unstable();
-    spans[spans.len() / 2]
+/// How long it takes from recording an event until it is settled.
+async fn settled_after(host: &Host, n: u32) -> Duration {
+    let event = json!({
+        "resource": "order", "aggregateId": format!("q{n}"), "eventName": "x", "payload": {}
+    });
+    let began = Instant::now();
+    let answer = host.ok(Method::POST, "/v1/projects/quiet/events?wait=30s", Some(event)).await;
+    let took = began.elapsed();
+    assert_eq!(answer["triggers"]["t"], "done", "{answer}");
+    took
 }
 
-async fn a_slow_project_s_backlog_delays_no_other(database: Database) {
+/// The median of each host, asked in turns: whatever else the machine does
+/// meets both.
+async fn compared(hosts: [&Host; 2], times: u32) -> [Duration; 2] {
+    let mut spans = [Vec::new(), Vec::new()];
+    for n in 0..times {
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(30..120))).await;
+        for (host, spans) in hosts.iter().zip(&mut spans) {
+            spans.push(settled_after(host, n).await);
+        }
+    }
+    spans.map(|mut spans| {
+        spans.sort_unstable();
+        spans[spans.len() / 2]
+    })
+}
+
+async fn a_slow_project_s_backlog_delays_no_other(busy: Database, idle: Database) {
     let _alone = alone().await;
-    let host = Host::start(&database.url).await;
+    let (host, other) = (Host::start(&busy.url).await, Host::start(&idle.url).await);
     put(&host, "quiet", "t").await;
+    put(&other, "quiet", "t").await;
     put(&host, "busy", "slow").await;
-    settled_after(&host, 3).await;
-    let idle = settled_after(&host, 21).await;
-    record(&database, "busy", 200_000, &json!([{"op": "sleep", "ms": 300}])).await;
+    compared([&host, &other], 3).await;
+    record(&busy, "busy", 200_000, &json!([{"op": "sleep", "ms": 300}])).await;
     eventually("the backlog is being worked on", LONG, async || {
         let counts = host.status("busy").await;
         let done = counts["triggers"]["slow"]["done"].as_u64().unwrap_or(0);
         if done > 0 { Ok(()) } else { Err(counts) }
     })
     .await;
-    // The best of some: other tests use the machine too, for as long as they
-    // like.
-    let mut best = f64::MAX;
+    let mut ratios = Vec::new();
     for round in 1..=10 {
-        let beside = settled_after(&host, 21).await;
-        best = best.min(beside.as_secs_f64() / idle.as_secs_f64());
-        if round >= 3 && best <= 4.0 {
+        let [beside, alone] = compared([&host, &other], 21).await;
+        ratios.push(beside.as_secs_f64() / alone.as_secs_f64());
+        if round >= 3 && ratios.iter().any(|ratio| *ratio <= 4.0) {
             break;
         }
     }
     let backlog = host.status("busy").await;
     let done = backlog["triggers"]["slow"]["done"].as_u64().unwrap();
     assert!(done < 100_000, "there was no backlog any more: {backlog}");
-    println!("an event beside the backlog takes {best:.1} times as long as on an idle host");
-    assert!(best <= 5.0, "{best:.1} times {idle:?}");
+    println!("an event beside the backlog takes {ratios:.1?} times as long as on an idle host");
+    assert!(ratios.iter().any(|ratio| *ratio <= 5.0), "{ratios:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_project_s_backlog_delays_no_other_on_postgres() {
-    a_slow_project_s_backlog_delays_no_other(Database::postgres().await).await;
+    let (busy, idle) = (Database::postgres().await, Database::postgres().await);
+    a_slow_project_s_backlog_delays_no_other(busy, idle).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_project_s_backlog_delays_no_other_on_sqlite() {
-    a_slow_project_s_backlog_delays_no_other(Database::sqlite()).await;
+    a_slow_project_s_backlog_delays_no_other(Database::sqlite(), Database::sqlite()).await;
 }

@@ -17,7 +17,7 @@ use outrigger::{
         event::Event,
         outcome::FailureKind,
         trigger::Limits,
-        units::Bytes,
+        units::{Bytes, Span},
     },
     sandbox::{Call, Plugin, Report, Sandbox, Settings, StateReader, TriggerView},
 };
@@ -144,12 +144,14 @@ async fn each_failure_has_its_kind_and_says_why() {
     for (step, kind, said) in [
         (json!({"op": "panic", "message": "boom"}), FailureKind::Trap, "boom"),
         (json!({"op": "exit", "code": 3}), FailureKind::Trap, "exited with status"),
-        (json!({"op": "big", "bytes": 5 << 20}), FailureKind::Trap, "more than 4194304 bytes"),
+        (json!({"op": "big", "bytes": 5 << 20}), FailureKind::BadResult, "more than 4194304 bytes"),
         (json!({"op": "allocate", "mib": 200}), FailureKind::Memory, "`limits.memory` is 64MiB"),
         (json!({"op": "recurse"}), FailureKind::Stack, "too deep"),
         (json!({"op": "loop"}), FailureKind::Deadline, "not done after 300ms"),
         (json!({"op": "sleep", "ms": 60_000}), FailureKind::Deadline, "not done after 300ms"),
         (json!({"op": "spin", "ms": 60_000}), FailureKind::Deadline, "not done after 300ms"),
+        (json!({"op": "loop"}), FailureKind::Cpu, "the trigger's `limits.cpu` is 200ms"),
+        (json!({"op": "spin", "ms": 60_000}), FailureKind::Cpu, "`limits.cpu` is 200ms"),
         (json!({"op": "retry", "message": "later", "afterMs": 7}), FailureKind::Retry, "later"),
         (json!({"op": "reject", "message": "never"}), FailureKind::Reject, "never"),
     ] {
@@ -161,7 +163,12 @@ async fn each_failure_has_its_kind_and_says_why() {
         };
         let probe = probe().await;
         let began = Instant::now();
-        let report = probe.call(Call { deadline, ..call(&steps) }).await;
+        let mut call = Call { deadline, ..call(&steps) };
+        if kind == FailureKind::Cpu {
+            Arc::make_mut(&mut call.trigger).limits.cpu = Span::from_millis(200);
+            Arc::make_mut(&mut call.trigger).limits.deadline = Span::from_secs(60);
+        }
+        let report = probe.call(call).await;
         assert!(began.elapsed() < Duration::from_secs(30), "{step}");
         let failure = report.result.expect_err("a failure");
         assert_eq!(failure.kind, kind, "{}", failure.message);

@@ -38,7 +38,7 @@ async fn record(host: &Host, resource: &str, count: usize, steps: Value) {
 async fn put(host: &Host, name: &str, deadline: &str) {
     let document = json!({
         "match": {"resource": name}, "target": {"plugin": "probe"}, "grants": {"state": true},
-        "limits": {"deadline": deadline}, "retry": {"maxAttempts": 1}
+        "limits": {"deadline": deadline, "cpu": "1m"}, "retry": {"maxAttempts": 1}
     });
     host.trigger("shop", name, document).await;
 }

@@ -1,0 +1,14 @@
+;; Traps when it is called.
+(core module $memory
+  (memory (export "memory") 4)
+  (global $next (mut i32) (i32.const 65536))
+  (func (export "realloc") (param i32 i32 i32 i32) (result i32)
+    (local $at i32)
+    (local.set $at (i32.and (i32.add (global.get $next) (i32.const 7)) (i32.const -8)))
+    (global.set $next (i32.add (local.get $at) (local.get 3)))
+    (local.get $at)))
+(core module $main
+  (import "memory" "memory" (memory 1))
+  (func (export "handle") (param i32) (result i32)
+    (unreachable))
+  (func (export "after") (param i32)))
