@@ -83,6 +83,11 @@ async fn put(
     let (activate, dry_run) = (params.flag("activate")?, params.flag("dryRun")?);
     names::name("name", &name)?;
     projects::existing(&app, &project).await?;
+    let busy = || {
+        let detail = "other uploads of the project are under way; send this one after them";
+        Problem::new(Kind::Unavailable, detail)
+    };
+    let _room = app.api.sandbox.reserve(&project).ok_or_else(busy)?;
     let bytes = body::read(&headers, body, app.api.settings.component_max).await?;
     let bytes = Bytes::from(bytes);
     let plugin = app.api.sandbox.load_for(&project, bytes.clone()).await?;

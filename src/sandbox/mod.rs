@@ -35,7 +35,7 @@ mod v1;
 pub use asked::Asked;
 pub use batch::Batch;
 pub use call::{Call, Plugin, Report, StateReader, TriggerView};
-pub use compile::{Allowance, Compiler, Limit, compile_for_parent};
+pub use compile::{Allowance, Compiler, Limit, Reservation, compile_for_parent};
 pub use emit::{Due, Wish};
 pub use engine::{Sandbox, SandboxError};
 pub use refusal::Refusal;

@@ -20,6 +20,7 @@ use wasmtime::{Engine, OutOfMemory};
 pub use child::{Allowance, serve as compile_for_parent};
 use limit::Excess;
 pub use limit::Limit;
+pub use turns::Reservation;
 pub(super) use turns::{Turn, Turns};
 
 use super::{Sandbox, UploadError, upload};

@@ -18,7 +18,7 @@ use world::World;
 
 use super::{
     Plugin, Sandbox, Settings,
-    compile::{Artifact, off_runtime},
+    compile::{Artifact, Reservation, off_runtime},
     engine::{MEMORIES, TABLES},
     v1,
 };
@@ -31,6 +31,12 @@ const MESSAGE_MAX: usize = 2 << 10;
 const PAGE: u64 = 64 << 10;
 
 impl Sandbox {
+    /// Room for an upload of a project in memory, held until it is loaded. `None` while the project has as many under way as it may.
+    #[must_use]
+    pub fn reserve(&self, project: &str) -> Option<Reservation> {
+        self.turns.reserve(project)
+    }
+
     /// Checks a component of one's own, and compiles it unless that was done
     /// before.
     ///
