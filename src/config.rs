@@ -162,6 +162,10 @@ pub struct Sandbox {
     pub cpu_max: Span,
     /// Largest memory of one call. `OUTRIGGER_SANDBOX_MEMORY_MAX`, `256MiB`.
     pub memory_max: Bytes,
+    /// Memory of all calls together; one project gets three quarters of it. The
+    /// first 2 MiB of each call aren't counted.
+    /// `OUTRIGGER_SANDBOX_MEMORY_TOTAL`, `4GiB`.
+    pub memory_total: Bytes,
     /// Elements of all tables of one call together.
     /// `OUTRIGGER_SANDBOX_TABLE_ELEMENTS`, 100000.
     pub table_elements: u32,
@@ -352,6 +356,7 @@ impl Config {
             deadline_max: own.deadline_max,
             cpu_max: own.cpu_max,
             memory_max: own.memory_max,
+            memory_total: own.memory_total,
             table_elements: own.table_elements,
             instances: own.instances,
             stack_max: own.stack_max,

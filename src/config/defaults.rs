@@ -65,6 +65,7 @@ impl Default for Sandbox {
             deadline_max: own.deadline_max,
             cpu_max: own.cpu_max,
             memory_max: own.memory_max,
+            memory_total: own.memory_total,
             table_elements: own.table_elements,
             instances: own.instances,
             stack_max: own.stack_max,

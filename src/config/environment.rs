@@ -42,6 +42,7 @@ const SETTINGS: &[(&str, &str, &str, Kind)] = &[
     ("OUTRIGGER_SANDBOX_DEADLINE_MAX", "sandbox", "deadline_max", Text),
     ("OUTRIGGER_SANDBOX_CPU_MAX", "sandbox", "cpu_max", Text),
     ("OUTRIGGER_SANDBOX_MEMORY_MAX", "sandbox", "memory_max", Text),
+    ("OUTRIGGER_SANDBOX_MEMORY_TOTAL", "sandbox", "memory_total", Text),
     ("OUTRIGGER_SANDBOX_TABLE_ELEMENTS", "sandbox", "table_elements", Number),
     ("OUTRIGGER_SANDBOX_INSTANCES", "sandbox", "instances", Number),
     ("OUTRIGGER_SANDBOX_STACK_MAX", "sandbox", "stack_max", Text),

@@ -149,6 +149,7 @@ fn in_sandbox(error: Invalid) -> (&'static str, String) {
         "deadline_max" => "sandbox.deadline_max",
         "cpu_max" => "sandbox.cpu_max",
         "memory_max" => "sandbox.memory_max",
+        "memory_total" => "sandbox.memory_total",
         "table_elements" => "sandbox.table_elements",
         "instances" => "sandbox.instances",
         "stack_max" => "sandbox.stack_max",

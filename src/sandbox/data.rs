@@ -7,8 +7,16 @@ use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use super::{
-    Call, Settings, TriggerView, caps::Caps, emit::Emitter, limits::Limiter, logs::Logs,
-    meta::Meta, meter::Meter, refusal::Refusal, state::State,
+    Call, Settings, TriggerView,
+    budget::{Budget, Hold},
+    caps::Caps,
+    emit::Emitter,
+    limits::Limiter,
+    logs::Logs,
+    meta::Meta,
+    meter::Meter,
+    refusal::Refusal,
+    state::State,
 };
 use crate::model::{attempt::Source, effect::Effects};
 
@@ -35,7 +43,7 @@ pub(super) struct Data {
 
 impl Data {
     /// A call's data before it begins.
-    pub(super) fn new(call: &Call, meta: &Meta, settings: &Settings) -> Self {
+    pub(super) fn new(call: &Call, meta: &Meta, settings: &Settings, budget: &Arc<Budget>) -> Self {
         let caps = Caps::of(&call.trigger.limits, settings);
         let logs = Logs::new(&caps, settings);
         let mut table = ResourceTable::new();
@@ -47,7 +55,7 @@ impl Data {
             refused: None,
             emitter: Emitter::new(call, meta, &caps, settings),
             state: State::new(call, &caps, settings),
-            limiter: Limiter::new(&caps),
+            limiter: Limiter::new(call, &caps, Hold::new(budget)),
             wasi: wasi(&logs),
             logs,
             table,

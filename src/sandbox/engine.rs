@@ -8,7 +8,10 @@ use wasmtime::{
     WasmBacktraceDetails, component::Linker,
 };
 
-use super::{Settings, batch::Idle, cache::Cache, compile::Turns, data::Data, ticker::Ticker, v1};
+use super::{
+    Settings, batch::Idle, budget::Budget, cache::Cache, compile::Turns, data::Data,
+    ticker::Ticker, v1,
+};
 use crate::model::{names::Invalid, trigger::Limits};
 
 /// What one component may consist of. Real plugins need this much room: a
@@ -44,6 +47,8 @@ pub struct Sandbox {
     pub(super) cache: Option<Cache>,
     /// In front of the pool: without a permit nothing is instantiated.
     slots: Arc<Semaphore>,
+    /// The memory of all guests together.
+    pub(super) budget: Arc<Budget>,
     /// Instances that hold a slot and wait for their next call.
     pub(super) idle: Idle,
     slot_count: u32,
@@ -80,6 +85,7 @@ impl Sandbox {
                 .cache
                 .as_ref()
                 .map(|folder| Cache::new(folder, settings.cache_max, &engine)),
+            budget: Budget::new(settings.memory_total.as_usize()),
             settings,
             engine,
             linker,

@@ -61,7 +61,7 @@ fn why(
     let caps = &data.caps;
     if let Some(I32Exit(status)) = error.downcast_ref() {
         let text = format!("the plugin exited with status {status}");
-        return refused(data, &text).unwrap_or((FailureKind::Trap, text));
+        return refused(data, &text, settings).unwrap_or((FailureKind::Trap, text));
     }
     match error.downcast_ref::<Trap>() {
         Some(Trap::StackOverflow) => {
@@ -77,7 +77,7 @@ fn why(
         }
         Some(trap) => {
             let text = trap.to_string();
-            refused(data, &text).unwrap_or((FailureKind::Trap, text))
+            refused(data, &text, settings).unwrap_or((FailureKind::Trap, text))
         }
         None => by_host(error, began, data, settings),
     }
@@ -85,13 +85,22 @@ fn why(
 
 /// What the guest was refused before it failed, if it was: most likely that
 /// is why.
-fn refused(data: &Data, text: &str) -> Option<(FailureKind, String)> {
+fn refused(data: &Data, text: &str, settings: &Settings) -> Option<(FailureKind, String)> {
     let caps = &data.caps;
     let memory = data.limiter.refused().map(|refused| match refused {
         Refused::Memory(asked) => {
             let asked = Bytes::mib(asked.div_ceil(1 << 20) as u64);
             let why = format!("the plugin asked for {asked} of memory; {} ({text})", caps.memory);
             (FailureKind::Memory, why)
+        }
+        Refused::Host => {
+            let total = settings.memory_total;
+            let why = format!(
+                "the plugin asked for memory when others, or other calls of its project, had too \
+                 much; this host's `sandbox.memory_total` is {total}, three quarters of it for one \
+                 project ({text})"
+            );
+            (FailureKind::HostFault, why)
         }
         Refused::Table(asked) => {
             let cap = caps.table_elements;
@@ -127,7 +136,7 @@ fn by_host(
         let why = format!("the plugin consists of too many instances; {}", data.caps.instances);
         return (FailureKind::Limit, why);
     }
-    if let Some(refused) = refused(data, &text) {
+    if let Some(refused) = refused(data, &text, settings) {
         return refused;
     }
     if !began || error.downcast_ref::<PoolConcurrencyLimitError>().is_some() {
@@ -147,10 +156,12 @@ mod tests {
     use wasmtime::ResourceLimiter as _;
 
     use super::*;
-    use crate::sandbox::{call::tests::call, meta::Meta};
+    use crate::sandbox::{budget::Budget, call::tests::call, meta::Meta};
 
     fn data() -> Data {
-        Data::new(&call("{}"), &Meta::default(), &Settings::default())
+        let settings = Settings::default();
+        let budget = Budget::new(settings.memory_total.as_usize());
+        Data::new(&call("{}"), &Meta::default(), &settings, &budget)
     }
 
     fn explained(fault: &Fault, data: &Data, stderr: &str) -> (FailureKind, String) {

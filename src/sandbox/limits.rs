@@ -1,8 +1,11 @@
 //! What one call may use of memory and tables.
 
+use std::sync::Arc;
+
 use wasmtime::ResourceLimiter;
 
-use super::caps::Caps;
+use super::{Call, budget::Hold, caps::Caps};
+use crate::model::event::Event;
 
 /// A request that a guest was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +14,8 @@ pub(super) enum Refused {
     Memory(usize),
     /// This many table elements, all tables together.
     Table(usize),
+    /// Memory, when other calls had too much of what the host gives to all.
+    Host,
 }
 
 /// Adds up an instance's memories and tables, and remembers a refusal: a guest
@@ -25,12 +30,16 @@ pub(super) struct Limiter {
     table: usize,
     last_growth: usize,
     refused: Option<Refused>,
+    event: Arc<Event>,
+    hold: Hold,
 }
 
 impl Limiter {
     /// Nothing used of what a call may have.
-    pub(super) fn new(caps: &Caps) -> Self {
+    pub(super) fn new(call: &Call, caps: &Caps, hold: Hold) -> Self {
         Self {
+            event: Arc::clone(&call.event),
+            hold,
             memory_max: caps.memory.max.as_usize(),
             table_max: caps.table_elements.max as usize,
             instances: caps.instances.max as usize,
@@ -76,6 +85,10 @@ impl ResourceLimiter for Limiter {
         if maximum.is_some_and(|maximum| desired > maximum) {
             return Ok(false);
         }
+        if !self.hold.set(sum, &self.event.project) {
+            self.refused.get_or_insert(Refused::Host);
+            return Ok(false);
+        }
         self.memory = sum;
         self.peak = self.peak.max(sum);
         self.last_growth = growth;
@@ -84,6 +97,7 @@ impl ResourceLimiter for Limiter {
 
     fn memory_grow_failed(&mut self, _: wasmtime::Error) -> wasmtime::Result<()> {
         self.memory = self.memory.saturating_sub(std::mem::take(&mut self.last_growth));
+        self.hold.set(self.memory, &self.event.project);
         Ok(())
     }
 
@@ -115,7 +129,7 @@ mod tests {
     use super::*;
     use crate::{
         model::{trigger::Limits, units::Bytes},
-        sandbox::Settings,
+        sandbox::{Settings, budget::Budget, call::tests::call},
     };
 
     const PAGE: usize = 64 << 10;
@@ -124,7 +138,8 @@ mod tests {
     fn limiter(pages: u64) -> Limiter {
         let memory = Bytes::kib(64 * pages);
         let limits = Limits { memory, table_elements: Some(10), ..Limits::default() };
-        Limiter::new(&Caps::of(&limits, &Settings::default()))
+        let caps = Caps::of(&limits, &Settings::default());
+        Limiter::new(&call("{}"), &caps, Hold::new(&Budget::new(160 * PAGE)))
     }
 
     #[test]
@@ -164,6 +179,14 @@ mod tests {
         limiter.begin();
         assert_eq!((limiter.peak(), limiter.refused()), (6 * PAGE, None));
         assert!(!limiter.memory_growing(0, 5 * PAGE, None).expect("no error"), "it counts");
+    }
+
+    #[test]
+    fn what_all_calls_have_together_is_limited_too() {
+        let mut limiter = limiter(1000);
+        assert!(limiter.memory_growing(0, 152 * PAGE, None).expect("no error"));
+        assert!(!limiter.memory_growing(0, PAGE, None).expect("no error"));
+        assert_eq!(limiter.refused(), Some(Refused::Host));
     }
 
     #[test]

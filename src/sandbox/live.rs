@@ -40,7 +40,7 @@ impl Live {
         slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
         let settings = &plugin.sandbox.settings;
-        let data = Data::new(call, meta, settings);
+        let data = Data::new(call, meta, settings, &plugin.sandbox.budget);
         let meter = data.meter.clone();
         let mut store = Store::new(&plugin.sandbox.engine, data);
         store.limiter(|data| &mut data.limiter);

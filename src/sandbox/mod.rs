@@ -5,13 +5,15 @@
 //! runs it once in a store of its own (`call`, `live`) and says everything that
 //! came of it in one [`Report`]; [`Batch::call`] may use the store of an earlier
 //! call of its trigger. What a guest may use up is in `caps`, and held to it by
-//! `limits` (memory) and `meter` (processor); what it may ask for is in `emit`
-//! and `state`, what it printed in `logs`, what went wrong in `failure`. `v1`
-//! alone knows the types that are generated from the WIT.
+//! `limits` (memory; `budget` that of all calls) and `meter` (processor); what
+//! it may ask for is in `emit` and `state`, what it printed in `logs`, what went
+//! wrong in `failure`. `v1` alone knows the types that are generated from the
+//! WIT.
 //! [`Asked`] holds an application's own code to the same bounds and checks.
 
 mod asked;
 mod batch;
+mod budget;
 mod cache;
 mod call;
 mod caps;

@@ -24,6 +24,9 @@ pub struct Settings {
     pub cpu_max: Span,
     /// Largest memory of one call.
     pub memory_max: Bytes,
+    /// Memory of all calls together; one project gets three quarters of it.
+    /// The first 2 MiB of each call aren't counted.
+    pub memory_total: Bytes,
     /// Elements of all tables of one call together.
     pub table_elements: u32,
     /// Core instances of one component.
@@ -74,6 +77,7 @@ impl Default for Settings {
             deadline_max: Span::from_secs(3600),
             cpu_max: Span::from_secs(60),
             memory_max: Bytes::mib(256),
+            memory_total: Bytes::mib(4096),
             table_elements: 100_000,
             instances: 64,
             stack_max: Bytes::kib(512),
@@ -119,6 +123,10 @@ impl Settings {
             if !(Span::from_millis(1)..=hour).contains(&span) {
                 return Err(Invalid::new(field, "is not between 1ms and 1h"));
             }
+        }
+        if self.memory_total.get() / 4 * 3 < memory {
+            let why = "is too little: three quarters of it are less than `memory_max`";
+            return Err(Invalid::new("memory_total", why));
         }
         if !(1..=10_000_000).contains(&self.table_elements) {
             return Err(Invalid::new("table_elements", "is not between 1 and 10000000"));
@@ -185,6 +193,7 @@ mod tests {
             ),
             ("cache", Settings { cache: Some("".into()), ..Settings::default() }),
             ("cpu_max", Settings { cpu_max: Span::from_millis(0), ..Settings::default() }),
+            ("memory_total", Settings { memory_total: Bytes::mib(256), ..Settings::default() }),
             ("table_elements", Settings { table_elements: 0, ..Settings::default() }),
             ("instances", Settings { instances: 0, ..Settings::default() }),
             ("stack_max", Settings { stack_max: Bytes::mib(2), ..Settings::default() }),

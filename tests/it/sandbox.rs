@@ -22,7 +22,10 @@ use outrigger::{
     sandbox::{Call, Plugin, Report, Sandbox, Settings, StateReader, TriggerView},
 };
 use serde_json::{Value, json};
-use tokio::{sync::OnceCell, task::JoinSet};
+use tokio::{
+    sync::{OnceCell, Semaphore},
+    task::JoinSet,
+};
 use uuid::Uuid;
 
 use crate::guests;
@@ -208,6 +211,60 @@ async fn memory_is_what_the_trigger_and_the_host_allow() {
     let failure = probe.call(with(Bytes::kib(64), 0)).await.result.expect_err("no room to start");
     assert_eq!(failure.kind, FailureKind::Memory, "{}", failure.message);
     assert!(failure.message.contains("is 64KiB"), "{}", failure.message);
+}
+
+/// State that is read once somebody says so.
+struct Gate {
+    arrived: Semaphore,
+    open: Semaphore,
+}
+
+#[async_trait]
+impl StateReader for Gate {
+    async fn get(&self, _: &str) -> Result<Option<Vec<u8>>, String> {
+        self.arrived.add_permits(1);
+        self.open.acquire().await.expect("it isn't closed").forget();
+        Ok(None)
+    }
+
+    async fn keys(&self, _: &str, _: Option<&str>, _: u32) -> Result<Vec<String>, String> {
+        Ok(Vec::new())
+    }
+}
+
+#[tokio::test]
+async fn no_project_takes_all_the_memory_that_there_is() {
+    let settings = Settings {
+        memory_max: Bytes::mib(32),
+        memory_total: Bytes::mib(64),
+        ..Settings::default()
+    };
+    let probe = probe_with(settings).await;
+    let gate = Arc::new(Gate { arrived: Semaphore::new(0), open: Semaphore::new(0) });
+    let take = |project: &str, mib: u32, hold: bool| {
+        let allocate = json!({"op": "allocate", "mib": mib});
+        let steps =
+            if hold { json!([allocate, {"op": "get", "key": "k"}]) } else { json!([allocate]) };
+        let mut call = Call { state: Arc::clone(&gate) as _, ..call(&steps) };
+        Arc::make_mut(&mut call.event).project = project.into();
+        let probe = Arc::clone(&probe);
+        async move { probe.call(call).await }
+    };
+    let mut holders = JoinSet::new();
+    for _ in 0..2 {
+        holders.spawn(take("shop", 20, true));
+    }
+    gate.arrived.acquire_many(2).await.expect("both hold it").forget();
+    let failure = take("shop", 20, false).await.result.expect_err("it has its share");
+    assert_eq!(failure.kind, FailureKind::HostFault, "{}", failure.message);
+    assert!(failure.message.contains("`sandbox.memory_total` is 64MiB"), "{}", failure.message);
+    assert!(take("crm", 10, false).await.result.is_ok(), "a neighbour has room");
+    assert!(take("shop", 0, false).await.result.is_ok(), "as has who needs little");
+    gate.open.add_permits(2);
+    while let Some(report) = holders.join_next().await {
+        assert!(report.expect("no panic").result.is_ok());
+    }
+    assert!(take("shop", 20, false).await.result.is_ok(), "it was given back");
 }
 
 #[tokio::test]

@@ -62,7 +62,7 @@ impl Limit {
     /// Its name, the most there may be, what it counts, and what its author
     /// can do.
     ///
-    /// Each leaves real plugins room: `docs/compiling.md` says what they have.
+    /// Each leaves real plugins room: `docs/sandbox.md` says what they have.
     const fn describe(self) -> (&'static str, u64, &'static str, &'static str) {
         const SMALLER: &str = "Build it optimised and stripped, and leave out what it doesn't use.";
         const SPLIT: &str = "Split its largest function, or optimise for size.";

@@ -25,7 +25,7 @@ struct Project {
 /// A place that is taken until it is dropped.
 pub(in crate::sandbox) struct Turn {
     _place: Option<OwnedSemaphorePermit>,
-    _turn: Option<OwnedSemaphorePermit>,
+    _first: Option<OwnedSemaphorePermit>,
     _project: Arc<Project>,
 }
 
@@ -56,7 +56,7 @@ impl Turns {
         // They fail only for semaphores that were closed, which these never are.
         let turn = Arc::clone(&project.turn).acquire_owned().await.ok();
         let place = Arc::clone(&self.places).acquire_owned().await.ok();
-        Arc::new(Turn { _place: place, _turn: turn, _project: project })
+        Arc::new(Turn { _place: place, _first: turn, _project: project })
     }
 
     fn project(&self, name: &str) -> Arc<Project> {

@@ -286,3 +286,107 @@ fn function(body: &FunctionBody<'_>) -> Step {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use wasm_encoder::{
+        BlockType, CodeSection, Component, DataSection, Function, FunctionSection, MemorySection,
+        MemoryType, Module, ModuleSection, RawSection, TypeSection, ValType,
+    };
+
+    use super::*;
+
+    fn component(modules: &[Module]) -> Vec<u8> {
+        let mut component = Component::new();
+        for module in modules {
+            component.section(&ModuleSection(module));
+        }
+        component.finish()
+    }
+
+    fn code(functions: &[Function]) -> Vec<u8> {
+        let (mut types, mut declared, mut code) = Default::default();
+        (&mut types as &mut TypeSection).ty().function([], []);
+        for function in functions {
+            (&mut declared as &mut FunctionSection).function(0);
+            (&mut code as &mut CodeSection).function(function);
+        }
+        component(&[Module::new().section(&types).section(&declared).section(&code).clone()])
+    }
+
+    fn data(offsets: &[i32]) -> Module {
+        let mut memories = MemorySection::new();
+        let memory64 = false;
+        let (minimum, maximum, shared, page_size_log2) = (1, None, false, None);
+        memories.memory(MemoryType { minimum, maximum, memory64, shared, page_size_log2 });
+        let mut data = DataSection::new();
+        for offset in offsets {
+            data.active(0, &wasm_encoder::ConstExpr::i32_const(*offset), [1]);
+        }
+        Module::new().section(&memories).section(&data).clone()
+    }
+
+    fn excess(bytes: &[u8]) -> (Limit, u64) {
+        let Excess { limit, found } = check(bytes).expect_err("too much");
+        (limit, found)
+    }
+
+    #[test]
+    fn what_is_at_a_limit_passes() {
+        let locals = |count| Function::new([(count, ValType::I32), (1, ValType::I64)]);
+        let most = u32::try_from(Limit::Locals.max()).expect("few");
+        let ended = |mut function: Function| {
+            function.instructions().end();
+            function
+        };
+        assert_eq!(check(&code(&[ended(locals(most - 1))])), Ok(()));
+        assert_eq!(excess(&code(&[ended(locals(most))])), (Limit::Locals, 2001));
+        let nested = |depth| {
+            let mut function = Function::new([]);
+            for _ in 0..depth {
+                function.instructions().block(BlockType::Empty);
+            }
+            for _ in 0..=depth {
+                function.instructions().end();
+            }
+            function
+        };
+        assert_eq!(check(&code(&[nested(2500)])), Ok(()));
+        assert_eq!(excess(&code(&[nested(2501)])), (Limit::Blocks, 2501));
+    }
+
+    #[test]
+    fn gaps_between_data_count_and_modules_add_up() {
+        assert_eq!(check(&component(&[data(&[1 << 30, (1 << 30) + 5])])), Ok(()));
+        assert_eq!(excess(&component(&[data(&[5, 1 << 30])])), (Limit::Data, (1 << 30) - 4));
+        let half = || data(&[0, 30 << 20]);
+        assert_eq!(check(&component(&[half()])), Ok(()));
+        assert_eq!(excess(&component(&[half(), half()])).0, Limit::Data);
+    }
+
+    #[test]
+    fn types_in_types_are_counted_among_others() {
+        let types = |depth: usize| {
+            // Two types: an instance's with an export of a function's within,
+            // then what is nested; each in turn with a type beside it.
+            let mut types = vec![2, 0x42, 2, 1, 0x40, 0, 1, 0, 4, 0, 1, b'f', 1, 0];
+            types.extend([0x42, 2, 1, 0x7f, 1].repeat(depth));
+            types.extend([0x42, 0]);
+            let mut component = Component::new();
+            component.section(&RawSection { id: 7, data: &types });
+            component.finish()
+        };
+        assert_eq!(check(&types(30)), Ok(()));
+        assert_eq!(excess(&types(40)), (Limit::TypeNesting, 33));
+    }
+
+    #[test]
+    fn a_function_that_can_not_be_read_hides_no_other() {
+        let mut broken = Function::new([]);
+        broken.raw([0xff, 0xff, 0x0b]);
+        let mut large = Function::new([(3000, ValType::I32)]);
+        large.instructions().end();
+        assert_eq!(check(&code(&[broken.clone()])), Ok(()), "the compiler says it better");
+        assert_eq!(excess(&code(&[broken, large])), (Limit::Locals, 3000));
+    }
+}

@@ -31,7 +31,8 @@ const MESSAGE_MAX: usize = 2 << 10;
 const PAGE: u64 = 64 << 10;
 
 impl Sandbox {
-    /// Room for an upload of a project in memory, held until it is loaded. `None` while the project has as many under way as it may.
+    /// Room for an upload of a project in memory, held until it is loaded.
+    /// `None` while the project has as many under way as it may.
     #[must_use]
     pub fn reserve(&self, project: &str) -> Option<Reservation> {
         self.turns.reserve(project)

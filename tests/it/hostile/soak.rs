@@ -4,7 +4,7 @@
 
 use std::{
     fs,
-    process::Command,
+    process::{Command, Output},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -19,7 +19,7 @@ use outrigger::{
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::{guests, sandbox::call};
+use crate::{guests, sandbox::call, scenarios::alone};
 
 const CALLS: usize = 200_000;
 const FIRST: usize = 1_000;
@@ -154,23 +154,32 @@ async fn one(kind: &Kind, batched: bool) {
     }
 }
 
+#[tokio::test]
+async fn calls_that_fail_leave_nothing_behind() {
+    let _alone = alone().await;
+    let child = tokio::task::spawn_blocking(child).await.unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    let errors = String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success() && said.contains("1 passed"), "{said}\n{errors}");
+}
+
+/// Makes the calls in a process of their own.
+fn child() -> Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["hostile::soak::the_calls_themselves", "--exact", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap()
+}
+
+/// Does nothing but where the other one has started it.
 #[test]
-fn calls_that_fail_leave_nothing_behind() {
+fn the_calls_themselves() {
     if std::env::var_os(CHILD).is_some() {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.enable_all().thread_keep_alive(IDLE / 10).build().unwrap();
         runtime.block_on(soak());
-        return;
     }
-    let test = "hostile::soak::calls_that_fail_leave_nothing_behind";
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture"])
-        .env(CHILD, "1")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&child.stdout);
-    let errors = String::from_utf8_lossy(&child.stderr);
-    assert!(child.status.success() && said.contains("1 passed"), "{said}\n{errors}");
 }
 
 async fn soak() {
