@@ -161,7 +161,7 @@ pub(crate) fn multiplied(depth: u32, times: u32) -> Vec<u8> {
     component.finish()
 }
 
-/// Functions that are each as much as the limits let through.
+/// Functions within all limits that take some ten seconds each.
 pub(crate) fn heavy(functions: usize) -> Vec<u8> {
-    of(&module(&vec![tangle(1_900, 100_000, 100); functions]))
+    of(&module(&vec![tangle(1_900, 30_000, 100); functions]))
 }

@@ -86,7 +86,7 @@ impl Limit {
             Self::Locals => ("locals", 2_000, "local variables in one function", SPLIT),
             Self::Blocks => ("blocks", 2_500, "blocks in one another", SPLIT),
             Self::Flow => {
-                ("flow", 2_000_000, "local variables times blocks in one function", SPLIT)
+                ("flow", 1_000_000, "local variables times blocks in one function", SPLIT)
             }
             Self::Targets => ("targets", 50_000, "branch-table targets in one function", SPLIT),
             Self::Elements => ("elements", 100_000, "table elements", SMALLER),
