@@ -103,10 +103,11 @@ fn end_with_parent() {
 fn bind(allowance: Allowance) -> io::Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit};
 
-    // Where the machine has no memory left, it is this process that goes.
-    // Not everywhere is there such a file, or may it be written.
-    #[cfg(target_os = "linux")]
-    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    // Where the machine has no memory left, it is this process that goes; and
+    // it is called what it is. Not everywhere are there such files.
+    for (file, text) in [("oom_score_adj", "1000"), ("comm", "outrigger-compi")] {
+        let _ = std::fs::write(format!("/proc/self/{file}"), text);
+    }
     // Threads inherit it, and there are none yet.
     setpriority_process(None, 19)?;
     let seconds = allowance.time.get().as_secs().max(1);
