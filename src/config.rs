@@ -37,6 +37,9 @@ mod tests;
 /// The file that is read if no other is named and it exists.
 pub const DEFAULT_FILE: &str = "outrigger.toml";
 
+/// What stands for no cache; a folder of that name is written `./off`.
+const CACHE_OFF: &str = "off";
+
 /// Everything that a host is told; each section is a table of the file.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -181,6 +184,23 @@ pub struct Sandbox {
     pub stack_max: Bytes,
     /// Largest component that is accepted. `OUTRIGGER_COMPONENT_MAX`, `32MiB`.
     pub component_max: Bytes,
+    /// Components that are compiled at once, of one project one at a time, each
+    /// by a process of its own with the lowest priority.
+    /// `OUTRIGGER_COMPILERS`, 2.
+    pub compilers: u32,
+    /// Address space of such a process. `OUTRIGGER_COMPILE_MEMORY`, `1GiB`.
+    pub compile_memory: Bytes,
+    /// Its time on a processor; by the clock it may take five times as long.
+    /// `OUTRIGGER_COMPILE_TIME`, `1m`.
+    pub compile_time: Span,
+    /// A folder where compiled components are kept, or `off`; hosts of one user
+    /// may share it. `OUTRIGGER_CACHE`, `outrigger` in `$XDG_CACHE_HOME` or
+    /// `$HOME/.cache`; without either, nothing is kept.
+    #[serde(deserialize_with = "cache")]
+    pub cache: Option<PathBuf>,
+    /// Most bytes there; what was not used for longest goes first.
+    /// `OUTRIGGER_CACHE_MAX`, `1GiB`.
+    pub cache_max: Bytes,
     /// Longest log of one attempt; what comes later is dropped and counted.
     /// `OUTRIGGER_SANDBOX_LOG_BYTES`, `64KiB`.
     pub log_bytes: Bytes,
@@ -300,6 +320,7 @@ impl Config {
             None => toml::Table::new(),
         };
         environment.overlay(&mut table)?;
+        environment.place_cache(&mut table);
         let config: Self = table.try_into().map_err(|error| environment.explain(&error))?;
         rules::check(&config).map_err(|(key, why)| environment.at(key, why))?;
         Ok(config)
@@ -383,6 +404,12 @@ impl Config {
             instances: own.instances,
             stack_max: own.stack_max,
             component_max: own.component_max,
+            compiler: sandbox::Compiler::own(),
+            compilers: own.compilers,
+            compile_memory: own.compile_memory,
+            compile_time: own.compile_time,
+            cache: own.cache.clone(),
+            cache_max: own.cache_max,
             log_bytes: own.log_bytes,
             log_line_bytes: own.log_line_bytes,
             emit_count: own.emit_count,
@@ -419,4 +446,9 @@ fn parse(file: &Path, text: &str) -> Result<toml::Table, ConfigError> {
 
 fn prefix<'de, D: Deserializer<'de>>(from: D) -> Result<store::Prefix, D::Error> {
     String::deserialize(from)?.parse().map_err(de::Error::custom)
+}
+
+fn cache<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
+    let folder = String::deserialize(from)?;
+    Ok(Some(PathBuf::from(folder)).filter(|folder| folder.as_os_str() != CACHE_OFF))
 }

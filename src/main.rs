@@ -12,9 +12,13 @@ use outrigger::{
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let cli = Cli::parse();
+    cli.run_bare().unwrap_or_else(|| run(cli))
+}
+
+#[tokio::main]
+async fn run(cli: Cli) -> ExitCode {
     let done = match Environment::of_process() {
         Ok(environment) => cli::run(cli, environment).await,
         Err(error) => Err(error.into()),

@@ -2,7 +2,7 @@
 
 use axum::{
     Json as Answered,
-    body::Body,
+    body::{Body, Bytes},
     extract::State,
     http::{HeaderMap, StatusCode},
     response::IntoResponse as _,
@@ -93,9 +93,14 @@ async fn put(
     let (activate, dry_run) = (params.flag("activate")?, params.flag("dryRun")?);
     names::name("name", &name)?;
     let allow = projects::existing(&app, &project).await?.allow;
+    let busy = || {
+        let detail = "other uploads of the project are under way; send this one after them";
+        Problem::new(Kind::Unavailable, detail)
+    };
+    let _room = app.api.sandbox.reserve(&project).ok_or_else(busy)?;
     let bytes = body::read(&headers, body, app.api.settings.component_max).await?;
-    // Once for the check, once for the store; the sandbox takes its own.
-    let plugin = app.api.sandbox.load(bytes.clone()).await?;
+    let bytes = Bytes::from(bytes);
+    let plugin = app.api.sandbox.load_for(&project, bytes.clone()).await?;
     let mut new = false;
     if !dry_run {
         let first = app.api.store.plugin(&project, &name).await?.is_none();
@@ -136,7 +141,7 @@ async fn activate(
     };
     may_be_active(&allow, &version.info)?;
     let bytes = store.plugin_bytes(&project, &digest).await?.ok_or_else(unknown)?;
-    let plugin = app.api.sandbox.load(bytes).await?;
+    let plugin = app.api.sandbox.load_for(&project, bytes).await?;
     if !store.activate_plugin(&project, &name, &digest).await? {
         return Err(unknown());
     }
@@ -209,8 +214,13 @@ impl From<UploadError> for Problem {
     fn from(error: UploadError) -> Self {
         let kind = match error {
             UploadError::TooLarge { .. } => Kind::TooLarge,
+            UploadError::CompilerAway { .. } => Kind::Unavailable,
             _ => Kind::BadComponent,
         };
-        Self::new(kind, error.to_string()).with("reason", error.reason())
+        let problem = Self::new(kind, error.to_string()).with("reason", error.reason());
+        match error {
+            UploadError::TooComplex { limit, .. } => problem.with("limit", limit.name()),
+            _ => problem,
+        }
     }
 }

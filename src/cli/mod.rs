@@ -15,6 +15,7 @@ use crate::telemetry;
 mod apply;
 mod attempt;
 mod client;
+mod compile;
 mod dead_letters;
 mod events;
 mod input;
@@ -98,6 +99,21 @@ enum Command {
     /// Create, disable and delete projects
     #[command(subcommand)]
     Projects(projects::Projects),
+    /// Compile a component for the process that started this one
+    #[command(hide = true)]
+    CompileComponent(compile::Compile),
+}
+
+impl Cli {
+    /// Runs the one command that must not have what others begin with: threads,
+    /// settings, a log. `None` for the others.
+    #[must_use]
+    pub fn run_bare(&self) -> Option<ExitCode> {
+        match &self.command {
+            Command::CompileComponent(command) => Some(command.run()),
+            _ => None,
+        }
+    }
 }
 
 /// Runs one command; the code is what the process ends with.
@@ -119,6 +135,7 @@ pub async fn run(cli: Cli, environment: Environment) -> Result<ExitCode> {
         Command::Secrets(command) => command.run(&context).await,
         Command::Keys(command) => command.run(&context).await,
         Command::Projects(command) => command.run(&context).await,
+        Command::CompileComponent(command) => Ok(command.run()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `OUTRIGGER_…` variables: which there are, and where each belongs.
 
-use std::{collections::BTreeMap, env, fmt};
+use std::{collections::BTreeMap, env, fmt, path::Path};
 
 use toml::Value;
 
@@ -47,6 +47,11 @@ const SETTINGS: &[(&str, &str, &str, Kind)] = &[
     ("OUTRIGGER_SANDBOX_INSTANCES", "sandbox", "instances", Number),
     ("OUTRIGGER_SANDBOX_STACK_MAX", "sandbox", "stack_max", Text),
     ("OUTRIGGER_COMPONENT_MAX", "sandbox", "component_max", Text),
+    ("OUTRIGGER_COMPILERS", "sandbox", "compilers", Number),
+    ("OUTRIGGER_COMPILE_MEMORY", "sandbox", "compile_memory", Text),
+    ("OUTRIGGER_COMPILE_TIME", "sandbox", "compile_time", Text),
+    ("OUTRIGGER_CACHE", "sandbox", "cache", Text),
+    ("OUTRIGGER_CACHE_MAX", "sandbox", "cache_max", Text),
     ("OUTRIGGER_SANDBOX_LOG_BYTES", "sandbox", "log_bytes", Text),
     ("OUTRIGGER_SANDBOX_LOG_LINE_BYTES", "sandbox", "log_line_bytes", Text),
     ("OUTRIGGER_SANDBOX_EMIT_COUNT", "sandbox", "emit_count", Number),
@@ -73,7 +78,10 @@ const SETTINGS: &[(&str, &str, &str, Kind)] = &[
 const OTHERS: [&str; 4] =
     ["OUTRIGGER_CONFIG", "OUTRIGGER_URL", "OUTRIGGER_KEY", "OUTRIGGER_PROJECT"];
 
-/// The `OUTRIGGER_…` variables that are set; an empty one counts as not set.
+/// Where a user's cache is, the first before the second; with the folder in it.
+const CACHES: [(&str, &str); 2] = [("XDG_CACHE_HOME", "outrigger"), ("HOME", ".cache/outrigger")];
+
+/// The `OUTRIGGER_…` variables that are set, and [`CACHES`]; an empty one counts as not set.
 #[derive(Clone, Default)]
 pub struct Environment(BTreeMap<String, String>);
 
@@ -85,9 +93,10 @@ impl Environment {
     pub fn of_process() -> Result<Self, ConfigError> {
         env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
-            .filter(|(name, _)| name.starts_with("OUTRIGGER_"))
+            .filter(|(name, _)| name.starts_with("OUTRIGGER_") || is_cache(name))
             .map(|(name, value)| match value.into_string() {
                 Ok(value) => Ok((name, value)),
+                Err(_) if is_cache(&name) => Ok((name, String::new())),
                 Err(_) => Err(ConfigError::Key { key: name, why: "is not UTF-8".into() }),
             })
             .collect()
@@ -104,6 +113,7 @@ impl Environment {
         let known = |name: &str| {
             OTHERS.contains(&name)
                 || SETTINGS.iter().any(|setting| setting.0 == name)
+                || is_cache(name)
                 || name.starts_with("OUTRIGGER_TEST_")
         };
         match self.0.iter().find(|(name, value)| !known(name) && !is_service_link(name, value)) {
@@ -138,6 +148,20 @@ impl Environment {
         Ok(())
     }
 
+    /// Sets the cache's folder to the user's own, unless it is set already.
+    pub(super) fn place_cache(&self, table: &mut toml::Table) {
+        let place = |(name, folder): (&str, &str)| {
+            // Relative ones are to be ignored, says who defined them.
+            let parent = self.get(name).map(Path::new).filter(|parent| parent.is_absolute())?;
+            parent.join(folder).into_os_string().into_string().ok()
+        };
+        let Some(folder) = CACHES.into_iter().find_map(place) else { return };
+        let section = table.entry("sandbox").or_insert_with(|| toml::Table::new().into());
+        if let Some(section) = section.as_table_mut() {
+            section.entry("cache").or_insert(Value::String(folder));
+        }
+    }
+
     /// What is wrong with a value, with the key's name as it was set.
     pub(super) fn explain(&self, error: &toml::de::Error) -> ConfigError {
         // The error knows its key, but tells it in its text alone.
@@ -155,6 +179,10 @@ impl Environment {
             .filter(|name| self.get(name).is_some());
         ConfigError::Key { key: set_by.unwrap_or(key).to_owned(), why }
     }
+}
+
+fn is_cache(name: &str) -> bool {
+    CACHES.iter().any(|(cache, _)| *cache == name)
 }
 
 /// What Kubernetes sets in every container for a service that is named

@@ -35,7 +35,8 @@ fn with_nothing_said_the_defaults_hold() {
     assert_eq!(config, Config::default());
     assert_eq!(config.database.url.expose(), "sqlite:outrigger.db");
     assert_eq!(config.server.listen.to_string(), "127.0.0.1:8080");
-    assert_eq!(config.sandbox(), sandbox::Settings::default());
+    let compiler = sandbox::Compiler::own();
+    assert_eq!(config.sandbox(), sandbox::Settings { compiler, ..Default::default() });
     let store = store::Options::default();
     assert_eq!(config.store().prefix, store.prefix);
     assert_eq!(
@@ -85,6 +86,27 @@ fn the_file_is_read_and_variables_have_the_last_word() {
 }
 
 #[test]
+fn the_cache_is_the_users_own_unless_it_is_set() {
+    let cache = |text: &str, variables: &[(&str, &str)]| {
+        load(text, variables).expect("valid").sandbox().cache
+    };
+    let (home, xdg) = (("HOME", "/home/ann"), ("XDG_CACHE_HOME", "/var/cache/ann"));
+    let set = "[sandbox]\ncache = '/srv/cache'";
+    for (text, variables, folder) in [
+        ("", &[home][..], Some("/home/ann/.cache/outrigger")),
+        ("", &[home, xdg], Some("/var/cache/ann/outrigger")),
+        ("", &[home, ("XDG_CACHE_HOME", "not/absolute")], Some("/home/ann/.cache/outrigger")),
+        ("", &[], None),
+        (set, &[home, xdg], Some("/srv/cache")),
+        (set, &[home, ("OUTRIGGER_CACHE", "off")], None),
+        ("[sandbox]\ncache = 'off'", &[home], None),
+        ("[sandbox]\ncache = './off'", &[home], Some("./off")),
+    ] {
+        assert_eq!(cache(text, variables), folder.map(PathBuf::from), "{text} {variables:?}");
+    }
+}
+
+#[test]
 fn what_is_wrong_in_the_file_is_named() {
     for (key, text) in [
         ("databse", "[databse]\nurl = 'x'"),
@@ -112,6 +134,8 @@ fn what_is_wrong_in_the_file_is_named() {
         ("server.body_max", "[server]\nbody_max = '512KiB'"),
         ("events.payload_max", "[events]\npayload_max = '65MiB'\n[server]\nbody_max = '65MiB'"),
         ("events.archive", "[events]\narchive = ''"),
+        ("sandbox.cache", "[sandbox]\ncache = ''"),
+        ("sandbox.compile_time", "[sandbox]\ncompile_time = '2h'"),
         ("sandbox.memory_max", "[sandbox]\nmemory_max = '1KiB'"),
         ("secrets.key: is no key", "[secrets]\nkey = 'hush-hush'"),
         ("secrets.previous_keys: is no key", "[secrets]\nprevious_keys = ['hush-hush']"),

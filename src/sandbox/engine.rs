@@ -9,7 +9,8 @@ use wasmtime::{
 };
 
 use super::{
-    Network, Settings, batch::Idle, budget::Budget, data::Data, http::Client, ticker::Ticker, v1,
+    Network, Settings, batch::Idle, budget::Budget, cache::Cache, compile::Turns, data::Data,
+    http::Client, ticker::Ticker, v1,
 };
 use crate::model::{names::Invalid, trigger::Limits};
 
@@ -42,8 +43,10 @@ pub struct Sandbox {
     pub(super) linker: Linker<Data>,
     /// The way out for guests' requests.
     pub(super) http: Arc<Client>,
-    /// One compilation at a time: each uses every processor already.
-    pub(super) compiling: Arc<Semaphore>,
+    /// Who compiles next.
+    pub(super) turns: Turns,
+    /// Where what was compiled is kept.
+    pub(super) cache: Option<Cache>,
     /// In front of the pool: without a permit nothing is instantiated.
     slots: Arc<Semaphore>,
     /// The memory of all guests together.
@@ -90,11 +93,15 @@ impl Sandbox {
         Ok(Arc::new(Self {
             ticker: Ticker::start(engine.clone(), Arc::clone(&slots))?,
             http: Client::new(settings.http.clone(), network),
+            turns: Turns::new(settings.compilers),
+            cache: settings
+                .cache
+                .as_ref()
+                .map(|folder| Cache::new(folder, settings.cache_max, &engine)),
             budget: Budget::new(settings.memory_total.as_usize()),
             settings,
             engine,
             linker,
-            compiling: Arc::new(Semaphore::new(1)),
             slots,
             idle: Idle::new(slot_count),
             slot_count,
@@ -197,7 +204,9 @@ fn config(settings: &Settings) -> Config {
     config
 }
 
-fn config_without_pool(settings: &Settings) -> Config {
+/// What the compiler's process uses too, with any settings: they change nothing
+/// of what is compiled, and neither does the pool.
+pub(super) fn config_without_pool(settings: &Settings) -> Config {
     let mut config = config(settings);
     config.allocation_strategy(InstanceAllocationStrategy::OnDemand);
     config

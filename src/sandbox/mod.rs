@@ -1,6 +1,7 @@
 //! Runs plugins: WebAssembly components that can do only what they are given.
 //!
-//! [`Sandbox::load`] checks and compiles an upload (`upload`), [`Plugin::call`]
+//! [`Sandbox::load`] checks an upload (`upload`) and compiles it in a process of
+//! its own (`compile`), unless that was done before (`cache`); [`Plugin::call`]
 //! runs it once in a store of its own (`call`, `live`) and says everything that
 //! came of it in one [`Report`]; [`Batch::call`] may use the store of an earlier
 //! call of its trigger. What a guest may use up is in `caps`, and held to it by
@@ -13,8 +14,10 @@
 mod asked;
 mod batch;
 mod budget;
+mod cache;
 mod call;
 mod caps;
+mod compile;
 mod data;
 mod emit;
 mod engine;
@@ -37,6 +40,7 @@ mod v1;
 pub use asked::Asked;
 pub use batch::Batch;
 pub use call::{Call, Plugin, Report, StateReader, TriggerView};
+pub use compile::{Allowance, Compiler, Limit, Reservation, compile_for_parent};
 pub use emit::{Due, Wish};
 pub use engine::{Sandbox, SandboxError};
 pub use http::{HttpSettings, Network, Resolve};

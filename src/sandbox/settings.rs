@@ -1,8 +1,10 @@
 //! What the sandbox gives to guests at the most.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
-use super::HttpSettings;
+use super::{Compiler, HttpSettings};
 use crate::model::{
     names::Invalid,
     units::{Bytes, Span},
@@ -33,6 +35,20 @@ pub struct Settings {
     pub stack_max: Bytes,
     /// Largest component that is accepted.
     pub component_max: Bytes,
+    /// What compiles components.
+    pub compiler: Compiler,
+    /// Components that are compiled at once; of one project, one at a time.
+    pub compilers: u32,
+    /// Address space of a process that compiles one.
+    pub compile_memory: Bytes,
+    /// How long it may compute; by the clock, five times as long, since all
+    /// else goes first.
+    pub compile_time: Span,
+    /// A folder for what was compiled, which several hosts of one user may
+    /// share; with none, components are compiled at each start.
+    pub cache: Option<PathBuf>,
+    /// Most bytes that are kept there.
+    pub cache_max: Bytes,
     /// Longest log of one attempt; what comes later is dropped and counted.
     pub log_bytes: Bytes,
     /// Longest line in it; longer ones are cut.
@@ -74,6 +90,12 @@ impl Default for Settings {
             instances: 64,
             stack_max: Bytes::kib(512),
             component_max: Bytes::mib(32),
+            compiler: Compiler::Inside,
+            compilers: 2,
+            compile_memory: Bytes::mib(1024),
+            compile_time: Span::from_secs(60),
+            cache: None,
+            cache_max: Bytes::mib(1024),
             log_bytes: Bytes::kib(64),
             log_line_bytes: Bytes::kib(8),
             emit_count: 1000,
@@ -131,6 +153,19 @@ impl Settings {
         if !(1 << 10..=1 << 30).contains(&self.component_max.get()) {
             return Err(Invalid::new("component_max", "is not between 1KiB and 1GiB"));
         }
+        if !(1..=64).contains(&self.compilers) {
+            return Err(Invalid::new("compilers", "is not between 1 and 64"));
+        }
+        // The program itself takes a part of it.
+        if !(128 << 20..=64 << 30).contains(&self.compile_memory.get()) {
+            return Err(Invalid::new("compile_memory", "is not between 128MiB and 64GiB"));
+        }
+        if !(Span::from_secs(1)..=Span::from_secs(3600)).contains(&self.compile_time) {
+            return Err(Invalid::new("compile_time", "is not between 1s and 1h"));
+        }
+        if self.cache.as_ref().is_some_and(|folder| folder.as_os_str().is_empty()) {
+            return Err(Invalid::new("cache", "is empty; leave it out to keep nothing"));
+        }
         // A guest hands these over whole, and the host copies them.
         for (field, bytes) in [
             ("payload_max", self.payload_max),
@@ -165,6 +200,13 @@ mod tests {
             ("slots", Settings { slots: 0, ..Settings::default() }),
             ("memory_max", Settings { memory_max: Bytes::kib(1), ..Settings::default() }),
             ("component_max", Settings { component_max: Bytes::mib(4096), ..Settings::default() }),
+            ("compilers", Settings { compilers: 0, ..Settings::default() }),
+            ("compile_memory", Settings { compile_memory: Bytes::mib(1), ..Settings::default() }),
+            (
+                "compile_time",
+                Settings { compile_time: Span::from_millis(1), ..Settings::default() },
+            ),
+            ("cache", Settings { cache: Some("".into()), ..Settings::default() }),
             ("cpu_max", Settings { cpu_max: Span::from_millis(0), ..Settings::default() }),
             ("memory_total", Settings { memory_total: Bytes::mib(256), ..Settings::default() }),
             ("table_elements", Settings { table_elements: 0, ..Settings::default() }),

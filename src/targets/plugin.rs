@@ -83,7 +83,7 @@ impl Loader {
                 .await
                 .map_err(|error| error.to_string())?
                 .ok_or_else(|| format!("there is no version {}", slot.digest))?;
-            self.sandbox.load(bytes).await.map_err(|error| error.to_string())
+            self.sandbox.load_for(&slot.project, bytes).await.map_err(|error| error.to_string())
         };
         slot.plugin.get_or_try_init(load).await.map(Arc::clone)
     }

@@ -85,6 +85,7 @@ fn outrigger(folder: &Path) -> Command {
         command.env_remove(name);
     }
     command.current_dir(folder).stdin(Stdio::null());
+    command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 

@@ -1,7 +1,6 @@
 //! Host processes: the built program, run as its user would.
 
 use std::{
-    fs::File,
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -31,17 +30,14 @@ impl Host {
         Self::logging(database, settings, Stdio::inherit()).await
     }
 
-    /// The same, with its log in a file.
-    pub(crate) async fn logging_to(file: File, database: &str, settings: &[(&str, &str)]) -> Self {
-        Self::logging(database, settings, file.into()).await
-    }
-
-    async fn logging(database: &str, settings: &[(&str, &str)], log: Stdio) -> Self {
+    /// The same, with its log elsewhere.
+    pub(crate) async fn logging(database: &str, settings: &[(&str, &str)], log: Stdio) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_outrigger"))
             .arg("serve")
             .env("OUTRIGGER_DATABASE_URL", database)
             .env("OUTRIGGER_LISTEN", "127.0.0.1:0")
             .env("OUTRIGGER_ADMIN_KEY", KEY)
+            .env("OUTRIGGER_CACHE", cache())
             .envs(settings.iter().copied())
             .current_dir(std::env::temp_dir())
             .stdin(Stdio::null())
@@ -101,12 +97,24 @@ impl Host {
         self.push(name, "probe", crate::guests::probe()).await;
     }
 
-    /// Uploads a plugin.
+    /// Uploads a plugin that must be accepted.
     pub(crate) async fn push(&self, project: &str, name: &str, component: Vec<u8>) {
+        let (status, answer) = self.upload(project, name, component).await;
+        assert!(status.is_success(), "{status} {answer}");
+    }
+
+    /// Uploads a plugin; answers status and JSON body.
+    pub(crate) async fn upload(
+        &self,
+        project: &str,
+        name: &str,
+        component: Vec<u8>,
+    ) -> (StatusCode, Value) {
         let url = format!("{}/v1/projects/{project}/plugins/{name}?activate=true", self.url);
-        let response = self.client.put(url).bearer_auth(KEY).body(component).send().await.unwrap();
+        let request = self.client.put(url).timeout(Duration::from_mins(10)).body(component);
+        let response = request.bearer_auth(KEY).send().await.unwrap();
         let status = response.status();
-        assert!(status.is_success(), "{status} {}", response.text().await.unwrap());
+        (status, response.json().await.unwrap())
     }
 
     /// Puts a trigger.
@@ -188,6 +196,12 @@ impl Drop for Host {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Where all hosts of the tests that have no cache of their own keep what they
+/// compile, from run to run.
+pub(crate) fn cache() -> &'static str {
+    concat!(env!("CARGO_TARGET_TMPDIR"), "/cache")
 }
 
 /// A client; the provider of cryptography is installed once.

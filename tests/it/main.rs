@@ -4,7 +4,10 @@
 
 mod api;
 mod archive;
+mod bombs;
+mod cache;
 mod cli;
+mod compiling;
 mod conformance;
 mod database;
 mod embed;

@@ -78,7 +78,7 @@ async fn record(database: &Database, project: &str, count: u32, steps: &Value) {
     Rows::of(database).await.run(sql).await;
 }
 
-async fn put(host: &Host, project: &str, trigger: &str) {
+pub(crate) async fn put(host: &Host, project: &str, trigger: &str) {
     host.project(project).await;
     let document = json!({"match": {}, "target": {"plugin": "probe"}, "record": "failures"});
     host.trigger(project, trigger, document).await;
@@ -124,7 +124,7 @@ async fn clutter(host: &Host, database: &Database) {
 }
 
 /// Records fresh events, and answers how long it takes until all are through.
-async fn drain(database: &Database) -> Duration {
+pub(crate) async fn drain(database: &Database) -> Duration {
     let mut rows = Rows::of(database).await;
     record(database, "fresh", 5000, &json!([])).await;
     let began = Instant::now();

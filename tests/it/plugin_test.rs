@@ -12,6 +12,7 @@ fn test(plugin: &str, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_outrigger"))
         .args(["plugins", "test", &file, "--event", &event])
         .args(arguments)
+        .env("OUTRIGGER_CACHE", crate::hosts::cache())
         .current_dir(root())
         .output()
         .unwrap()

@@ -62,7 +62,7 @@ async fn no_text_shows_a_secret(database: &Database) {
     let log = std::env::temp_dir().join(format!("outrigger-{}.log", uuid::Uuid::new_v4()));
     let settings = [("OUTRIGGER_SECRETS_KEY", KEY_ONE), ("OUTRIGGER_LOG", "debug,sqlx=trace")];
     let file = File::create(&log).unwrap();
-    let host = Host::logging_to(file, &database.url, &settings).await;
+    let host = Host::logging(&database.url, &settings, file.into()).await;
     host.project("shop").await;
     assert_eq!(set(&host, "KEY", HUSH).await["name"], "KEY");
     host.trigger("shop", "ship", trigger(&["KEY"])).await;

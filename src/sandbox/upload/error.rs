@@ -1,5 +1,10 @@
 //! What is said of an upload that can't be run.
 
+use crate::{
+    model::units::{Bytes, Span},
+    sandbox::compile::Limit,
+};
+
 /// Why an upload is refused: what is wrong and what to do, for its author.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UploadError {
@@ -108,6 +113,51 @@ pub enum UploadError {
         /// What it needs and what there is.
         message: String,
     },
+    /// It consists of more than is compiled for anybody.
+    #[error(
+        "The component has {found} {}; this host compiles {} at the most (limit `{}`). {}",
+        limit.what(), limit.max(), limit.name(), limit.advice()
+    )]
+    TooComplex {
+        /// What there is too much of.
+        limit: Limit,
+        /// How much there is, at the least.
+        found: u64,
+    },
+    /// Compiling it takes too much memory.
+    #[error(
+        "Compiling the component takes too much memory: the host's `compile_memory` is {max}. \
+         Build it smaller, optimised and with shorter functions, or ask the operator to raise it."
+    )]
+    CompilerMemory {
+        /// The host's limit.
+        max: Bytes,
+    },
+    /// Compiling it takes too long.
+    #[error(
+        "Compiling the component takes too long: the host's `compile_time` is {max} on a \
+         processor. Build it smaller, optimised and with shorter functions, or ask the operator \
+         to raise it."
+    )]
+    CompilerTime {
+        /// The host's limit.
+        max: Span,
+    },
+    /// The compiler broke.
+    #[error(
+        "The compiler broke on the component ({message}). Build it again with other tools or \
+         options; the operator can report it, with the component."
+    )]
+    CompilerCrashed {
+        /// How it ended.
+        message: String,
+    },
+    /// There is no compiler, which is no fault of the component's.
+    #[error("This host can't compile anything at the moment: {message}.")]
+    CompilerAway {
+        /// Why.
+        message: String,
+    },
     /// The compiler gave up.
     #[error("The component can't be compiled: {message}.")]
     CompileFailed {
@@ -133,6 +183,11 @@ impl UploadError {
             Self::UnknownImport { .. } => "unknownImport",
             Self::ImportType { .. } => "importType",
             Self::TooDemanding { .. } => "tooDemanding",
+            Self::TooComplex { .. } => "tooComplex",
+            Self::CompilerMemory { .. } => "compilerMemory",
+            Self::CompilerTime { .. } => "compilerTime",
+            Self::CompilerCrashed { .. } => "compilerCrashed",
+            Self::CompilerAway { .. } => "compilerAway",
             Self::CompileFailed { .. } => "compileFailed",
         }
     }

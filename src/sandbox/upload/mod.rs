@@ -9,14 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use sha2::{Digest, Sha256};
-use wasmtime::component::Component;
+use wasmtime::{Engine, component::Component};
 
 pub use error::UploadError;
 use world::World;
 
 use super::{
     Plugin, Sandbox, Settings,
+    compile::{Artifact, Reservation, off_runtime},
     engine::{MEMORIES, TABLES},
     v1,
 };
@@ -29,30 +31,95 @@ const MESSAGE_MAX: usize = 2 << 10;
 const PAGE: u64 = 64 << 10;
 
 impl Sandbox {
-    /// Checks a component and compiles it; one at a time, off the runtime.
+    /// Room for an upload of a project in memory, held until it is loaded.
+    /// `None` while the project has as many under way as it may.
+    #[must_use]
+    pub fn reserve(&self, project: &str) -> Option<Reservation> {
+        self.turns.reserve(project)
+    }
+
+    /// Checks a component of one's own, and compiles it unless that was done
+    /// before.
     ///
     /// # Errors
     /// Says to the plugin's author why it can't be run here.
-    pub async fn load(self: &Arc<Self>, bytes: Vec<u8>) -> Result<Arc<Plugin>, UploadError> {
-        header::check(&bytes, self.settings.component_max)?;
-        let turn = Arc::clone(&self.compiling).acquire_owned().await;
-        let sandbox = Arc::clone(self);
-        let compiled = tokio::task::spawn_blocking(move || {
-            // Held until the compilation ends, even if nobody waits for it.
-            let _turn = turn;
-            sandbox.compile(&bytes)
-        });
-        match compiled.await {
-            Ok(plugin) => plugin.map(Arc::new),
-            Err(error) => Err(UploadError::CompileFailed { message: error.to_string() }),
-        }
+    pub async fn load(
+        self: &Arc<Self>,
+        bytes: impl Into<Bytes>,
+    ) -> Result<Arc<Plugin>, UploadError> {
+        self.load_for("", bytes).await
     }
 
-    fn compile(self: Arc<Self>, bytes: &[u8]) -> Result<Plugin, UploadError> {
+    /// Checks a component of a project, and compiles it unless that was done
+    /// before: one of a project at a time, and few in all. To drop the future
+    /// is to give up; a compiler's process is killed.
+    ///
+    /// # Errors
+    /// Says to the plugin's author why it can't be run here.
+    pub async fn load_for(
+        self: &Arc<Self>,
+        project: &str,
+        bytes: impl Into<Bytes>,
+    ) -> Result<Arc<Plugin>, UploadError> {
+        let bytes = bytes.into();
+        header::check(&bytes, self.settings.component_max)?;
+        let component = off_runtime(move || Uploaded::new(bytes)).await?;
+        if let Some(plugin) = self.cached(&component).await? {
+            return Ok(plugin);
+        }
+        let turn = self.turns.take(project).await;
+        // Whoever had the turn before may have brought the same.
+        if let Some(plugin) = self.cached(&component).await? {
+            return Ok(plugin);
+        }
         let began = Instant::now();
-        let component =
-            Component::from_binary(&self.engine, bytes).map_err(|error| broken(&error))?;
-        let took = began.elapsed();
+        let code = self.compile(component.bytes.clone(), &turn).await?;
+        let artifact = Artifact::new(code, 0, began.elapsed());
+        let sandbox = Arc::clone(self);
+        off_runtime(move || {
+            let _turn = turn;
+            let plugin = sandbox.link(&component, &artifact)?;
+            if let Some(cache) = &sandbox.cache {
+                cache.keep(&component.digest, &artifact);
+            }
+            Ok(plugin)
+        })
+        .await?
+    }
+
+    /// The plugin, if its artifact was kept.
+    async fn cached(
+        self: &Arc<Self>,
+        component: &Uploaded,
+    ) -> Result<Option<Arc<Plugin>>, UploadError> {
+        if self.cache.is_none() {
+            return Ok(None);
+        }
+        let (sandbox, component) = (Arc::clone(self), component.clone());
+        off_runtime(move || {
+            let Some(cache) = &sandbox.cache else { return Ok(None) };
+            let Some(artifact) = cache.find(&component.digest) else { return Ok(None) };
+            match sandbox.link(&component, &artifact) {
+                // It was one of ours, and yet the engine doesn't take it.
+                Err(UploadError::CompileFailed { message }) => {
+                    let digest = &component.digest;
+                    tracing::warn!(digest, message, "a cached artifact can't be loaded");
+                    cache.forget(digest);
+                    Ok(None)
+                }
+                linked => linked.map(Some),
+            }
+        })
+        .await?
+    }
+
+    /// Makes a plugin of a component that is compiled.
+    fn link(
+        self: &Arc<Self>,
+        uploaded: &Uploaded,
+        artifact: &Artifact,
+    ) -> Result<Arc<Plugin>, UploadError> {
+        let component = native(&self.engine, artifact).map_err(|error| broken(chain(&error)))?;
         let world = World::of(&component.component_type(), &self.engine);
         world.check()?;
         check_needs(&component, &self.settings)?;
@@ -61,24 +128,47 @@ impl Sandbox {
             handler: v1::HANDLER,
             message: chain(&error),
         })?;
-        Ok(Plugin { info: info(bytes, world, took), sandbox: self, handler })
+        let info = uploaded.info(world, artifact.took);
+        Ok(Arc::new(Plugin { info, sandbox: Arc::clone(self), handler }))
     }
 }
 
-/// Digest, size and world of a component.
-fn info(bytes: &[u8], world: World, compile: Duration) -> PluginInfo {
-    PluginInfo {
-        digest: format!("{:x}", Sha256::digest(bytes)),
-        size: bytes.len() as u64,
-        imports: world.imports,
-        exports: world.exports,
-        compile_ms: u64::try_from(compile.as_millis()).unwrap_or(u64::MAX),
+/// Loads native code.
+#[expect(unsafe_code, reason = "the engine can't check native code; where it is from can be")]
+fn native(engine: &Engine, artifact: &Artifact) -> wasmtime::Result<Component> {
+    // SAFETY: an `Artifact` is made of what this host's own compiler answered,
+    // or of what a MAC proves to have been that. It is in this process's memory
+    // alone, so nobody changes it now.
+    unsafe { Component::deserialize(engine, artifact.code()) }
+}
+
+/// What was uploaded.
+#[derive(Clone)]
+struct Uploaded {
+    bytes: Bytes,
+    /// Its SHA-256 in hex.
+    digest: String,
+}
+
+impl Uploaded {
+    fn new(bytes: Bytes) -> Self {
+        let digest = format!("{:x}", Sha256::digest(&bytes));
+        Self { bytes, digest }
+    }
+
+    fn info(&self, world: World, compile: Duration) -> PluginInfo {
+        PluginInfo {
+            digest: self.digest.clone(),
+            size: self.bytes.len() as u64,
+            imports: world.imports,
+            exports: world.exports,
+            compile_ms: u64::try_from(compile.as_millis()).unwrap_or(u64::MAX),
+        }
     }
 }
 
 /// A component that can't be parsed, or compiled, or that no slot has room for.
-fn broken(error: &wasmtime::Error) -> UploadError {
-    let message = chain(error);
+pub(super) fn broken(message: String) -> UploadError {
     if message.contains("component model async") || message.contains("async feature") {
         let advice = "It uses asynchronous component functions, which this host doesn't run: \
                       build it without (with componentize-qjs, `--sync`).";
@@ -132,7 +222,8 @@ fn check_needs(component: &Component, settings: &Settings) -> Result<(), UploadE
     }
 }
 
-fn chain(error: &wasmtime::Error) -> String {
+/// An error's message and those of its causes.
+pub(super) fn chain(error: &wasmtime::Error) -> String {
     let messages: Vec<_> = error.chain().map(ToString::to_string).collect();
     shown(&messages.join(": "))
 }
