@@ -15,6 +15,7 @@ use serde::{Deserialize, Deserializer, de};
 
 pub use environment::Environment;
 pub(crate) use environment::listing;
+pub use http::Http;
 pub use secret::{DatabaseUrl, Secret};
 
 use crate::{
@@ -27,6 +28,7 @@ use crate::{
 
 mod defaults;
 mod environment;
+mod http;
 mod rules;
 mod secret;
 #[cfg(test)]
@@ -49,6 +51,8 @@ pub struct Config {
     pub router: Router,
     /// What plugins may use.
     pub sandbox: Sandbox,
+    /// What plugins may send.
+    pub http: Http,
     /// What projects' secrets are sealed with.
     pub secrets: Secrets,
     /// What the host says about itself.
@@ -197,6 +201,15 @@ pub struct Sandbox {
     /// Bytes of state that one call may read and write together.
     /// `OUTRIGGER_SANDBOX_STATE_BYTES`, `16MiB`.
     pub state_bytes: Bytes,
+    /// Requests of one call that are under way at once.
+    /// `OUTRIGGER_SANDBOX_REQUESTS`, 8.
+    pub requests: u32,
+    /// Bytes that the bodies of one call's requests may have together.
+    /// `OUTRIGGER_SANDBOX_REQUEST_BYTES`, `4MiB`.
+    pub request_bytes: Bytes,
+    /// Bytes that the bodies of their responses may have together.
+    /// `OUTRIGGER_SANDBOX_RESPONSE_BYTES`, `4MiB`.
+    pub response_bytes: Bytes,
 }
 
 /// `[secrets]`: what projects' secrets are sealed with; the same on all hosts.
@@ -217,7 +230,8 @@ pub struct Secrets {
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
     /// Which messages, as `level` or `target=level,…`. `OUTRIGGER_LOG`,
-    /// `info,sqlx=warn`.
+    /// `info,sqlx=warn,wasmtime_wasi_http=error`: guests' slips are for their
+    /// own logs.
     pub filter: String,
     /// Their shape, `text` or `json`. `OUTRIGGER_LOG_FORMAT`, `text`.
     pub format: LogFormat,
@@ -378,6 +392,10 @@ impl Config {
             state_value_bytes: own.state_value_bytes,
             state_keys: own.state_keys,
             state_bytes: own.state_bytes,
+            requests: own.requests,
+            request_bytes: own.request_bytes,
+            response_bytes: own.response_bytes,
+            http: (&self.http).into(),
         }
     }
 }

@@ -39,6 +39,13 @@ impl fmt::Debug for KeyHash {
     }
 }
 
+/// Who makes a call.
+#[derive(Debug, Clone)]
+pub(super) struct Caller {
+    /// The one project that its key is for, `None` if for all.
+    pub(super) project: Option<String>,
+}
+
 /// There was no randomness to make a key of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the system gave no random bytes to make a key of")]
@@ -63,18 +70,19 @@ pub fn generate_key() -> Result<String, NoRandomness> {
 pub(super) async fn check(
     State(app): State<Shared>,
     params: Result<RawPathParams, RawPathParamsRejection>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Answer {
     let scope = scope(&app, request.headers()).await?;
     let params = params.map_err(|error| Problem::new(Kind::BadPath, error.body_text()))?;
-    if let Some(own) = scope {
+    if let Some(own) = &scope {
         let meant = params.iter().find(|(name, _)| *name == "project").map(|(_, value)| value);
         if meant != Some(own.as_str()) {
             let detail = format!("this key is for the project `{own}` alone");
             return Err(Problem::new(Kind::Forbidden, detail));
         }
     }
+    request.extensions_mut().insert(Caller { project: scope });
     Ok(next.run(request).await)
 }
 

@@ -19,7 +19,9 @@ use super::{
 };
 use crate::{
     model::{
-        UnixMillis, names,
+        UnixMillis,
+        capability::{Allow, Capability},
+        names,
         plugin::{Plugin, PluginInfo, PluginVersion},
     },
     sandbox::UploadError,
@@ -39,7 +41,14 @@ pub(super) fn routes(routes: Routes) -> Routes {
 struct VersionView {
     #[serde(flatten)]
     info: PluginInfo,
+    capabilities: Vec<Capability>,
     active: bool,
+}
+
+impl VersionView {
+    fn new(info: PluginInfo, active: bool) -> Self {
+        Self { capabilities: info.capabilities(), info, active }
+    }
 }
 
 #[derive(Serialize)]
@@ -54,8 +63,7 @@ struct PluginView {
 #[serde(rename_all = "camelCase")]
 struct Version {
     #[serde(flatten)]
-    info: PluginInfo,
-    active: bool,
+    version: VersionView,
     created_at: UnixMillis,
 }
 
@@ -63,8 +71,10 @@ impl From<Plugin> for PluginView {
     fn from(plugin: Plugin) -> Self {
         let active = plugin.versions.iter().find(|version| version.active);
         let active = active.map(|version| version.info.digest.clone());
-        let version =
-            |PluginVersion { info, active, created_at }| Version { info, active, created_at };
+        let version = |PluginVersion { info, active, created_at }| Version {
+            version: VersionView::new(info, active),
+            created_at,
+        };
         Self {
             name: plugin.name,
             active,
@@ -82,17 +92,21 @@ async fn put(
 ) -> Answer {
     let (activate, dry_run) = (params.flag("activate")?, params.flag("dryRun")?);
     names::name("name", &name)?;
-    projects::existing(&app, &project).await?;
+    let allow = projects::existing(&app, &project).await?.allow;
     let bytes = body::read(&headers, body, app.api.settings.component_max).await?;
     // Once for the check, once for the store; the sandbox takes its own.
     let plugin = app.api.sandbox.load(bytes.clone()).await?;
     let mut new = false;
     if !dry_run {
+        let first = app.api.store.plugin(&project, &name).await?.is_none();
+        if activate || first {
+            may_be_active(&allow, &plugin.info)?;
+        }
         new = app.api.store.put_plugin(&project, &name, &plugin.info, &bytes, activate).await?;
         app.api.store.wake();
     }
     let active = is_active(&app, &project, &name, &plugin.info.digest).await?;
-    let view = VersionView { info: plugin.info.clone(), active };
+    let view = VersionView::new(plugin.info.clone(), active);
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Answered(view)).into_response())
 }
@@ -115,18 +129,32 @@ async fn activate(
         Problem::new(Kind::UnknownPlugin, detail)
     };
     let store = &app.api.store;
-    projects::existing(&app, &project).await?;
+    let allow = projects::existing(&app, &project).await?.allow;
     let versions = existing(&app, &project, &name).await?.versions;
-    if !versions.iter().any(|version| version.info.digest == digest) {
+    let Some(version) = versions.iter().find(|version| version.info.digest == digest) else {
         return Err(unknown());
-    }
+    };
+    may_be_active(&allow, &version.info)?;
     let bytes = store.plugin_bytes(&project, &digest).await?.ok_or_else(unknown)?;
     let plugin = app.api.sandbox.load(bytes).await?;
     if !store.activate_plugin(&project, &name, &digest).await? {
         return Err(unknown());
     }
     store.wake();
-    Ok(Answered(VersionView { info: plugin.info.clone(), active: true }))
+    Ok(Answered(VersionView::new(plugin.info.clone(), true)))
+}
+
+/// Refuses a version that asks for what no trigger of the project may grant: it
+/// could be called, and would fail there.
+fn may_be_active(allow: &Allow, info: &PluginInfo) -> Answer<()> {
+    let forbidden = |capability: &Capability| allow.forbids(*capability);
+    let Some(missing) = info.capabilities().into_iter().find(forbidden) else { return Ok(()) };
+    let (name, interface) = (missing.as_str(), missing.interface());
+    let detail = format!(
+        "the component imports `{interface}`, and the project allows no `{name}`: build it without \
+         that import, or have an operator add `{name}` to what the project allows"
+    );
+    Err(Problem::new(Kind::NotAllowed, detail).with("missing", name))
 }
 
 async fn list(

@@ -47,6 +47,7 @@ pub(super) enum Kind {
     NotDispatched,
     StillOpen,
     PluginInUse,
+    NotAllowed,
     SecretInUse,
     TooMany,
     DeliveriesLeft,
@@ -95,6 +96,9 @@ impl Kind {
             Self::NotDispatched => (S::CONFLICT, "not-dispatched", "The event is still pending"),
             Self::StillOpen => (S::CONFLICT, "still-open", "It is being delivered already"),
             Self::PluginInUse => (S::CONFLICT, "plugin-in-use", "Triggers use the plugin"),
+            Self::NotAllowed => {
+                (S::CONFLICT, "not-allowed", "The project doesn't allow what the plugin needs")
+            }
             Self::SecretInUse => (S::CONFLICT, "secret-in-use", "Triggers are granted the secret"),
             Self::TooMany => (S::CONFLICT, "too-many", "There are as many as there may be"),
             Self::DeliveriesLeft => (S::CONFLICT, "deliveries-left", "The trigger has deliveries"),

@@ -1,7 +1,7 @@
 //! Projects: tenants come and go.
 
 use axum::{
-    Json as Answered,
+    Extension, Json as Answered,
     extract::State,
     http::StatusCode,
     response::{IntoResponse as _, Response},
@@ -11,13 +11,17 @@ use serde_json::{Value, json};
 
 use super::{
     Shared,
+    auth::Caller,
     extract::{JsonOrNothing, Params, Path},
     page::Items,
-    problem::{Answer, Problem},
+    problem::{Answer, Kind, Problem},
     routes::Routes,
     status,
 };
-use crate::{model::names, store::Project};
+use crate::{
+    model::{capability::Allow, names},
+    store::Project,
+};
 
 pub(super) fn routes(routes: Routes) -> Routes {
     routes
@@ -42,18 +46,31 @@ async fn list(State(app): State<Shared>, params: Params) -> Answer<Answered<Item
     Items::sorted(projects, &params, |project| project.name.clone()).map(Answered)
 }
 
-/// A project has nothing to set yet.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, expecting = "a project as an object")]
-struct Body {}
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default, expecting = "a project as an object")]
+struct Body {
+    /// What its triggers may grant; stays as it is if absent.
+    allow: Option<Allow>,
+}
 
 async fn put(
     State(app): State<Shared>,
+    Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
-    JsonOrNothing(Body {}): JsonOrNothing<Body>,
+    JsonOrNothing(Body { allow }): JsonOrNothing<Body>,
 ) -> Answer {
     names::name("project", &name)?;
+    if let Some(allow) = &allow {
+        allow.validate()?;
+        if caller.project.is_some() {
+            let detail = "what a project allows is set with a key for all projects";
+            return Err(Problem::new(Kind::Forbidden, detail));
+        }
+    }
     let new = app.api.store.put_project(&name).await?;
+    if let Some(allow) = &allow {
+        app.api.store.allow(&name, allow).await?;
+    }
     // Events may have waited for it.
     app.api.store.wake();
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };

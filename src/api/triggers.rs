@@ -14,14 +14,20 @@ use super::{
 };
 use crate::{
     model::{
-        UnixMillis, names,
+        UnixMillis,
+        capability::Allow,
+        names,
+        plugin::Plugin,
         trigger::{Target, Trigger, TriggerSpec},
     },
     router::matcher,
     store::TriggerGone,
 };
 
+mod capabilities;
 mod state;
+
+use capabilities::Capabilities;
 
 pub(super) fn routes(routes: Routes) -> Routes {
     routes
@@ -44,6 +50,7 @@ pub(super) fn routes(routes: Routes) -> Routes {
 struct TriggerView {
     name: String,
     spec: TriggerSpec,
+    capabilities: Capabilities,
     revision: i64,
     paused: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,9 +59,10 @@ struct TriggerView {
     updated_at: UnixMillis,
 }
 
-impl From<Trigger> for TriggerView {
-    fn from(trigger: Trigger) -> Self {
+impl TriggerView {
+    fn new(trigger: Trigger, allow: &Allow, plugins: &[Plugin]) -> Self {
         Self {
+            capabilities: Capabilities::of(&trigger.spec, allow, plugins),
             name: trigger.name,
             spec: trigger.spec,
             revision: trigger.revision,
@@ -73,7 +81,7 @@ async fn put(
 ) -> Answer {
     names::name("name", &name)?;
     check(&app, &spec)?;
-    projects::existing(&app, &project).await?;
+    projects::existing(&app, &project).await?.allow.admit(&spec.grants)?;
     let Some(new) = app.api.store.put_trigger(&project, &name, &spec).await? else {
         return Err(missing(&app, &project, &spec).await?);
     };
@@ -126,9 +134,11 @@ async fn list(
     Path(project): Path<String>,
     params: Params,
 ) -> Answer<Answered<Items<TriggerView>>> {
-    projects::existing(&app, &project).await?;
+    let allow = projects::existing(&app, &project).await?.allow;
     let triggers = app.api.store.triggers(&project).await?;
-    let views = triggers.into_iter().map(TriggerView::from).collect();
+    let plugins = app.api.store.plugins(&project).await?;
+    let view = |trigger| TriggerView::new(trigger, &allow, &plugins);
+    let views = triggers.into_iter().map(view).collect();
     Items::sorted(views, &params, |trigger: &TriggerView| trigger.name.clone()).map(Answered)
 }
 
@@ -222,10 +232,16 @@ async fn delete(
 }
 
 async fn view(app: &App, project: &str, name: &str) -> Answer<TriggerView> {
-    match app.api.store.trigger(project, name).await? {
-        Some(trigger) => Ok(trigger.into()),
-        None => Err(unknown(app, project, name).await?),
-    }
+    let store = &app.api.store;
+    let Some(trigger) = store.trigger(project, name).await? else {
+        return Err(unknown(app, project, name).await?);
+    };
+    let plugin = match trigger.spec.target.plugin() {
+        Some(plugin) => store.plugin(project, plugin).await?,
+        None => None,
+    };
+    let allow = store.project(project).await?.map(|project| project.allow).unwrap_or_default();
+    Ok(TriggerView::new(trigger, &allow, plugin.as_slice()))
 }
 
 /// There is no such trigger, or not even the project.

@@ -35,9 +35,14 @@ pub(super) struct Test {
     #[arg(long, value_name = "FILE")]
     event: PathBuf,
     /// The trigger's document, for its config, grants and limits; without
-    /// one, everything is granted
+    /// one, everything is granted but HTTP requests
     #[arg(long, value_name = "FILE")]
     trigger: Option<PathBuf>,
+    /// A host that it may send requests to, repeatable, as an entry of
+    /// `grants.http`; an address that isn't public needs the setting
+    /// `http.allow` too
+    #[arg(long, value_name = "HOST")]
+    allow_http: Vec<String>,
     /// State that is there before, repeatable
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     state: Vec<(String, String)>,
@@ -110,7 +115,8 @@ impl Test {
                 }
             }),
         };
-        let spec: TriggerSpec = serde_json::from_value(document).context("the trigger")?;
+        let mut spec: TriggerSpec = serde_json::from_value(document).context("the trigger")?;
+        spec.grants.http.extend(self.allow_http.iter().cloned());
         spec.validate().context("the trigger")?;
         Ok(spec)
     }

@@ -79,11 +79,12 @@ const VERSIONS: [Column; 5] = [
     ("UPLOADED", "/createdAt", Show::Time),
 ];
 
-const VERSION: [Column; 6] = [
+const VERSION: [Column; 7] = [
     ("digest", "/digest", Show::Plain),
     ("active", "/active", Show::Plain),
     ("bytes", "/size", Show::Plain),
     ("compile ms", "/compileMs", Show::Plain),
+    ("asks for", "/capabilities", Show::Plain),
     ("imports", "/imports", Show::Plain),
     ("exports", "/exports", Show::Plain),
 ];
@@ -194,7 +195,8 @@ fn complete<'a>(name: &str, start: &str, versions: &'a [Value]) -> Result<&'a st
 
 async fn check(context: &Context, bytes: Vec<u8>) -> Result<ExitCode> {
     let plugin = Sandbox::new(context.config()?.sandbox())?.load(bytes).await?;
-    let info = serde_json::to_value(&plugin.info)?;
+    let mut info = serde_json::to_value(&plugin.info)?;
+    info["capabilities"] = serde_json::to_value(plugin.info.capabilities())?;
     if context.out.is_json() {
         context.out.line(info);
     } else {

@@ -1,6 +1,6 @@
 //! `outrigger projects`.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -8,14 +8,22 @@ use reqwest::StatusCode;
 use serde_json::json;
 
 use super::{
-    Context,
+    Context, input,
     output::{Column, Show},
 };
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Projects {
     /// Create a project, or leave it as it is
-    Create(Name),
+    Create {
+        #[command(flatten)]
+        project: Name,
+        /// What its triggers may grant, TOML or JSON: `{http: […], emit: […],
+        /// secrets: bool, state: bool}`, everything that isn't named; `-` is
+        /// standard input. Of a project that is there, it is changed
+        #[arg(long, value_name = "FILE")]
+        allow: Option<PathBuf>,
+    },
     /// List projects
     List,
     /// Deliver a project's events again
@@ -48,8 +56,10 @@ impl Projects {
     pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
         let (client, out) = (context.client()?, context.out);
         match self {
-            Self::Create(Name { name }) => {
-                let answer = client.put(&["projects", &name], &json!({})).await?;
+            Self::Create { project: Name { name }, allow } => {
+                let allow = allow.map(|file| input::document(&file)).transpose()?;
+                let body = allow.map_or_else(|| json!({}), |allow| json!({ "allow": allow }));
+                let answer = client.put(&["projects", &name], &body).await?;
                 if !out.json(&answer) {
                     let new = answer.status == StatusCode::CREATED;
                     let what = if new { "is created" } else { "was there" };

@@ -77,12 +77,15 @@ impl Default for Sandbox {
             state_value_bytes: own.state_value_bytes,
             state_keys: own.state_keys,
             state_bytes: own.state_bytes,
+            requests: own.requests,
+            request_bytes: own.request_bytes,
+            response_bytes: own.response_bytes,
         }
     }
 }
 
 impl Default for Log {
     fn default() -> Self {
-        Self { filter: "info,sqlx=warn".into(), format: LogFormat::Text }
+        Self { filter: "info,sqlx=warn,wasmtime_wasi_http=error".into(), format: LogFormat::Text }
     }
 }

@@ -117,6 +117,9 @@ fn what_is_wrong_in_the_file_is_named() {
         ("secrets.previous_keys: is no key", "[secrets]\nprevious_keys = ['hush-hush']"),
         ("sandbox.cpu_max", "[sandbox]\ncpu_max = '0ms'"),
         ("sandbox.stack_max", "[sandbox]\nstack_max = '2MiB'"),
+        ("http.allow: `10.1` is no range", "[http]\nallow = ['10.1']"),
+        ("http.connections", "[http]\nconnections = 0"),
+        ("sandbox.requests", "[sandbox]\nrequests = 0"),
         ("line 2: ", "[router]\nlease = = 5"),
     ] {
         let error = load(text, &[]).expect_err(text);
@@ -139,6 +142,8 @@ fn what_is_wrong_in_a_variable_is_named_by_the_variable() {
         ("OUTRIGGER_DATABASE_URL", "outrigger.db"),
         ("OUTRIGGER_PROJECTS", "a,,b"),
         ("OUTRIGGER_ADMIN_KEY", "short"),
+        ("OUTRIGGER_HTTP_ALLOW", "10.1.0.0/16, nowhere"),
+        ("OUTRIGGER_HTTP_READ_TIMEOUT", "0ms"),
         ("OUTRIGGER_SECRETS_KEY", "abcd"),
         ("OUTRIGGER_SECRETS_PREVIOUS_KEYS", "abcd,"),
         ("OUTRIGGER_LEASSE", "60s"),
@@ -201,7 +206,7 @@ fn every_key_is_a_variable_too() {
             .map(|key| format!("{section}.{}", key.trim_matches('`')))
             .collect::<Vec<_>>()
     };
-    let sections = ["database", "server", "events", "router", "sandbox", "secrets", "log"];
+    let sections = ["database", "server", "events", "router", "sandbox", "http", "secrets", "log"];
     let keys: BTreeSet<_> = sections.iter().copied().flat_map(keys_of).collect();
     let listing = environment::listing();
     let variables: BTreeSet<_> = listing

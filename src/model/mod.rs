@@ -6,12 +6,15 @@
 
 pub mod attempt;
 pub mod base64;
+pub mod capability;
 pub mod effect;
 pub mod event;
+pub mod http;
 pub mod names;
 pub mod outcome;
 pub mod pattern;
 pub mod plugin;
+pub mod range;
 pub mod retry;
 pub mod secret;
 pub mod trigger;

@@ -45,6 +45,13 @@ impl Pattern {
         text.ends_with(tail)
     }
 
+    /// Whether it covers all that another pattern covers.
+    #[must_use]
+    pub fn includes(&self, other: &Self) -> bool {
+        // Only a `*` here can stand for a `*` there: no text of a pattern has one.
+        self.covers(&other.0)
+    }
+
     /// The text itself if it has no `*`: what an index can look up.
     #[must_use]
     pub fn literal(&self) -> Option<&str> {
@@ -213,6 +220,24 @@ mod tests {
         }
         for bad in ["", "[a]", "a?", "a**", "a\n", "{a,b}"] {
             bad.parse::<Pattern>().expect_err(bad);
+        }
+    }
+
+    #[test]
+    fn a_pattern_includes_what_it_covers_all_of() {
+        let of = |text: &str| text.parse::<Pattern>().expect(text);
+        for (wide, narrow, includes) in [
+            ("*", "a*b", true),
+            ("a*", "a*b", true),
+            ("a*b", "a*", false),
+            ("a*", "*", false),
+            ("a.*", "a.b", true),
+            ("a.b", "a.*", false),
+            ("a*c", "a*b*c", true),
+            ("a*b*c", "a*c", false),
+            ("a", "a", true),
+        ] {
+            assert_eq!(of(wide).includes(&of(narrow)), includes, "{wide} {narrow}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::UnixMillis;
+use super::{UnixMillis, capability::Capability};
 
 /// What a host found out about a component when it was uploaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +18,14 @@ pub struct PluginInfo {
     pub exports: Vec<String>,
     /// How long compiling it took, in milliseconds.
     pub compile_ms: u64,
+}
+
+impl PluginInfo {
+    /// What it asks for.
+    #[must_use]
+    pub fn capabilities(&self) -> Vec<Capability> {
+        Capability::asked(&self.imports)
+    }
 }
 
 /// One upload of a plugin.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    UnixMillis,
+    UnixMillis, http,
     names::{self, Invalid},
     pattern::{Pattern, Versions},
     secret::GRANTS_MAX,
@@ -168,7 +168,7 @@ impl From<TargetVersion> for String {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Grants {
-    /// Hosts that it may send requests to.
+    /// Requests that it may send, each as an [`HttpGrant`](super::http::HttpGrant).
     pub http: Vec<String>,
     /// Event names that it may emit, `*` as a wildcard.
     pub emit: Vec<Pattern>,
@@ -212,6 +212,15 @@ pub struct Limits {
     /// Bytes of state that one call may read and write together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_bytes: Option<Bytes>,
+    /// Outgoing requests of one call that are under way at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests: Option<u32>,
+    /// Bytes that their bodies may have together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_bytes: Option<Bytes>,
+    /// Bytes that their responses' bodies may have together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub response_bytes: Option<Bytes>,
     /// Calls in flight at once on one host.
     pub concurrency: u32,
     /// Calls begun per second, minute or hour on one host, evenly; a second's
@@ -233,6 +242,9 @@ impl Default for Limits {
             emit_bytes: None,
             state_keys: None,
             state_bytes: None,
+            requests: None,
+            request_bytes: None,
+            response_bytes: None,
             concurrency: 16,
             rate: None,
         }
@@ -358,6 +370,7 @@ impl TriggerSpec {
             }
         }
         self.refuse_unsupported()?;
+        http::check("grants.http", &self.grants.http)?;
         if self.isolation == Isolation::Batch && self.target.plugin().is_none() {
             return Err(Invalid::new("isolation", "is `batch`, which is for plugins alone"));
         }
@@ -375,10 +388,7 @@ impl TriggerSpec {
     }
 
     fn refuse_unsupported(&self) -> Result<(), Invalid> {
-        let refusals = [
-            ("grants.http", !self.grants.http.is_empty()),
-            ("grants.statements", !self.grants.statements.is_empty()),
-        ];
+        let refusals = [("grants.statements", !self.grants.statements.is_empty())];
         match refusals.into_iter().find(|(_, asked)| *asked) {
             Some((field, _)) => Err(Invalid::new(field, "is not supported by this version")),
             None => Ok(()),
@@ -497,7 +507,10 @@ mod tests {
     fn what_is_wrong_is_named() {
         for (field, rest) in [
             ("retyr", r#""retyr": {}"#),
-            ("grants.http", r#""grants": {"http": ["a.example"]}"#),
+            (
+                "grants.http has `a.example/x`",
+                r#""grants": {"http": ["b.example", "a.example/x"]}"#,
+            ),
             ("grants.secrets", r#""grants": {"secrets": ["a/b"]}"#),
             ("`S` twice", r#""grants": {"secrets": ["S", "T", "S"]}"#),
             ("grants.statements", r#""grants": {"statements": ["s"]}"#),

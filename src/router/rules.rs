@@ -15,6 +15,7 @@ use super::{
 use crate::{
     metrics::Metrics,
     model::{
+        capability::Allow,
         event::Event,
         trigger::{Isolation, Order, Record, Trigger},
     },
@@ -24,6 +25,7 @@ use crate::{
 
 /// One revision of a trigger, ready to be used.
 pub(super) struct Rule {
+    /// As it is in force: its grants are those that its project allows.
     pub(super) trigger: Trigger,
     pub(super) when: Option<Result<When, String>>,
     pub(super) target: Arc<dyn Target>,
@@ -97,6 +99,8 @@ impl Rules {
         metrics: &Metrics,
         calls: usize,
     ) -> Self {
+        let allowed: HashMap<String, Allow> =
+            definitions.projects.iter().map(|p| (p.name.clone(), p.allow.clone())).collect();
         let mut projects: HashMap<String, Project> = definitions
             .projects
             .into_iter()
@@ -110,7 +114,11 @@ impl Rules {
             definitions.active.iter().map(|(p, n, d)| ((&**p, &**n), &**d)).collect();
         let stamps: HashMap<(&str, &str), &[u8]> =
             definitions.secrets.iter().map(|(p, n, s)| ((&**p, &**n), &**s)).collect();
-        for trigger in definitions.triggers {
+        for mut trigger in definitions.triggers {
+            // What the project doesn't allow any more is not in force from now on.
+            if let Some(allow) = allowed.get(&trigger.project) {
+                trigger.spec.grants = allow.narrow(&trigger.spec.grants);
+            }
             let plugin = trigger.spec.target.plugin();
             let digest = plugin.and_then(|name| active.get(&(&*trigger.project, name)).copied());
             let granted = trigger.spec.grants.secrets.iter();
@@ -121,6 +129,7 @@ impl Rules {
             let same = old.filter(|old| {
                 old.trigger.revision == trigger.revision
                     && old.active.as_deref() == digest
+                    && old.trigger.spec.grants == trigger.spec.grants
                     && old.secrets == secrets
             });
             let rule = same.cloned().unwrap_or_else(|| {

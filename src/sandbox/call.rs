@@ -10,6 +10,7 @@ use crate::model::{
     attempt::{LogLine, Usage},
     effect::Effects,
     event::Event,
+    http::HttpGrant,
     outcome::Failure,
     pattern::Pattern,
     plugin::PluginInfo,
@@ -48,6 +49,8 @@ pub struct TriggerView {
     pub config: BTreeMap<String, String>,
     /// Event names that it may emit.
     pub emit: Vec<Pattern>,
+    /// Requests that it may send.
+    pub http: Vec<HttpGrant>,
     /// Whether it may keep state.
     pub state: bool,
     /// What one call may use.
@@ -65,6 +68,8 @@ impl TriggerView {
             name: name.to_owned(),
             config: spec.config.clone(),
             emit: spec.grants.emit.clone(),
+            // Checked when it was put; what can't be read grants nothing.
+            http: spec.grants.http.iter().filter_map(|grant| grant.parse().ok()).collect(),
             state: spec.grants.state,
             limits: spec.limits.clone(),
             secrets: Secrets::default(),
@@ -187,6 +192,7 @@ pub(super) mod tests {
                 name: "probe".into(),
                 config: BTreeMap::new(),
                 emit: vec!["email.*".parse().expect("a pattern")],
+                http: Vec::new(),
                 state: true,
                 limits: Limits::default(),
                 secrets: Secrets::default(),

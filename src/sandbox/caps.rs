@@ -96,6 +96,13 @@ caps! {
     state_keys: u32 = |limits: &Limits| limits.state_keys, "stateKeys", state_keys;
     /// Bytes of state read and written.
     state_bytes: Bytes = |limits: &Limits| limits.state_bytes, "stateBytes", state_bytes;
+    /// Requests under way at once.
+    requests: u32 = |limits: &Limits| limits.requests, "requests", requests;
+    /// Bytes of their bodies together.
+    request_bytes: Bytes = |limits: &Limits| limits.request_bytes, "requestBytes", request_bytes;
+    /// Bytes of their responses' bodies together.
+    response_bytes: Bytes =
+        |limits: &Limits| limits.response_bytes, "responseBytes", response_bytes;
 }
 
 impl Caps {

@@ -5,12 +5,14 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
+use wasmtime_wasi_http::{WasiHttpCtxView, WasiHttpView};
 
 use super::{
     Call, Settings, TriggerView,
     budget::{Budget, Hold},
     caps::Caps,
     emit::Emitter,
+    http::{Client, Http},
     limits::Limiter,
     logs::Logs,
     meta::Meta,
@@ -44,6 +46,7 @@ pub(super) struct Data {
     ungranted: BTreeSet<String>,
     pub(super) emitter: Emitter,
     pub(super) state: State,
+    pub(super) http: Http,
     pub(super) logs: Logs,
     pub(super) limiter: Limiter,
     wasi: WasiCtx,
@@ -52,7 +55,13 @@ pub(super) struct Data {
 
 impl Data {
     /// A call's data before it begins.
-    pub(super) fn new(call: &Call, meta: &Meta, settings: &Settings, budget: &Arc<Budget>) -> Self {
+    pub(super) fn new(
+        call: &Call,
+        meta: &Meta,
+        settings: &Settings,
+        budget: &Arc<Budget>,
+        client: &Arc<Client>,
+    ) -> Self {
         let caps = Caps::of(&call.trigger.limits, settings);
         let logs = Logs::new(&caps, settings, &call.trigger.secrets);
         let mut table = ResourceTable::new();
@@ -65,6 +74,7 @@ impl Data {
             ungranted: BTreeSet::new(),
             emitter: Emitter::new(call, meta, &caps, settings),
             state: State::new(call, &caps, settings),
+            http: Http::new(call, &caps, &logs, client),
             limiter: Limiter::new(call, &caps, Hold::new(budget)),
             wasi: wasi(&logs),
             logs,
@@ -77,6 +87,7 @@ impl Data {
         let caps = &self.caps;
         self.emitter = Emitter::new(call, meta, caps, settings);
         self.state = State::new(call, caps, settings);
+        self.http.begin(call, caps, &self.logs);
         self.logs.begin(caps, settings);
         self.limiter.begin();
         self.meter.begin();
@@ -114,7 +125,7 @@ impl Data {
 
     /// The first refusal of the call.
     pub(super) fn refused(&self) -> Option<&Refusal> {
-        self.refused.as_ref()
+        self.refused.as_ref().or_else(|| self.http.refused())
     }
 
     /// What the call asked for.
@@ -139,5 +150,11 @@ fn wasi(logs: &Logs) -> WasiCtx {
 impl WasiView for Data {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         WasiCtxView { ctx: &mut self.wasi, table: &mut self.table }
+    }
+}
+
+impl WasiHttpView for Data {
+    fn http(&mut self) -> WasiHttpCtxView<'_> {
+        self.http.view(&mut self.table)
     }
 }

@@ -8,7 +8,9 @@ use wasmtime::{
     WasmBacktraceDetails, component::Linker,
 };
 
-use super::{Settings, batch::Idle, budget::Budget, data::Data, ticker::Ticker, v1};
+use super::{
+    Network, Settings, batch::Idle, budget::Budget, data::Data, http::Client, ticker::Ticker, v1,
+};
 use crate::model::{names::Invalid, trigger::Limits};
 
 /// What one component may consist of. Real plugins need this much room: a
@@ -38,6 +40,8 @@ pub struct Sandbox {
     pub(super) settings: Settings,
     pub(super) engine: Engine,
     pub(super) linker: Linker<Data>,
+    /// The way out for guests' requests.
+    pub(super) http: Arc<Client>,
     /// One compilation at a time: each uses every processor already.
     pub(super) compiling: Arc<Semaphore>,
     /// In front of the pool: without a permit nothing is instantiated.
@@ -67,14 +71,25 @@ impl Sandbox {
     /// # Errors
     /// When a setting is wrong, or the engine doesn't work on this machine.
     pub fn new(settings: Settings) -> Result<Arc<Self>, SandboxError> {
+        Self::on(settings, Network::default())
+    }
+
+    /// Starts an engine whose guests reach the network through this.
+    ///
+    /// # Errors
+    /// As [`Sandbox::new`].
+    #[doc(hidden)]
+    pub fn on(settings: Settings, network: Network) -> Result<Arc<Self>, SandboxError> {
         settings.validate()?;
         let (engine, slot_count, pooled) = engine(&settings)?;
         let mut linker = Linker::new(&engine);
         wasmtime_wasi::p2::add_to_linker_async(&mut linker).map_err(engine_error)?;
+        wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker).map_err(engine_error)?;
         v1::add_to_linker(&mut linker).map_err(engine_error)?;
         let slots = Arc::new(Semaphore::new(slot_count as usize));
         Ok(Arc::new(Self {
             ticker: Ticker::start(engine.clone(), Arc::clone(&slots))?,
+            http: Client::new(settings.http.clone(), network),
             budget: Budget::new(settings.memory_total.as_usize()),
             settings,
             engine,

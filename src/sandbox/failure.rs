@@ -160,12 +160,13 @@ mod tests {
     use wasmtime::ResourceLimiter as _;
 
     use super::*;
-    use crate::sandbox::{budget::Budget, call::tests::call, meta::Meta};
+    use crate::sandbox::{Network, budget::Budget, call::tests::call, http::Client, meta::Meta};
 
     fn data() -> Data {
         let settings = Settings::default();
         let budget = Budget::new(settings.memory_total.as_usize());
-        Data::new(&call("{}"), &Meta::default(), &settings, &budget)
+        let client = Client::new(settings.http.clone(), Network::default());
+        Data::new(&call("{}"), &Meta::default(), &settings, &budget, &client)
     }
 
     fn explained(fault: &Fault, data: &Data, stderr: &str) -> (FailureKind, String) {

@@ -40,7 +40,8 @@ impl Live {
         slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
         let settings = &plugin.sandbox.settings;
-        let data = Data::new(call, meta, settings, &plugin.sandbox.budget);
+        let sandbox = &plugin.sandbox;
+        let data = Data::new(call, meta, settings, &sandbox.budget, &sandbox.http);
         let meter = data.meter.clone();
         let mut store = Store::new(&plugin.sandbox.engine, data);
         store.limiter(|data| &mut data.limiter);
@@ -88,6 +89,7 @@ impl Live {
         let duration_us = micros(began.elapsed());
 
         let data = self.store.data_mut();
+        data.http.end();
         let memory_bytes = data.limiter.peak() as u64;
         let (logs, stderr) = data.logs.finish();
         let away = data.state.away().map(str::to_owned);

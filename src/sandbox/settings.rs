@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::HttpSettings;
 use crate::model::{
     names::Invalid,
     units::{Bytes, Span},
@@ -15,7 +16,7 @@ pub struct Settings {
     /// Each reserves about 16 GiB of address space and no memory.
     pub slots: u32,
     /// Longest deadline of one call; a trigger's own can only be shorter, as
-    /// with all that follows down to `state_bytes`.
+    /// with all that follows down to `response_bytes`.
     pub deadline_max: Span,
     /// Longest time on a processor of one call.
     pub cpu_max: Span,
@@ -51,6 +52,14 @@ pub struct Settings {
     pub state_keys: u32,
     /// Bytes of state that one call may read and write together.
     pub state_bytes: Bytes,
+    /// Requests of one call that are under way at once.
+    pub requests: u32,
+    /// Bytes that the requests of one call may have together, heads excepted.
+    pub request_bytes: Bytes,
+    /// Bytes that their responses may have together, heads excepted.
+    pub response_bytes: Bytes,
+    /// What requests get at the most.
+    pub http: HttpSettings,
 }
 
 impl Default for Settings {
@@ -74,6 +83,10 @@ impl Default for Settings {
             state_value_bytes: Bytes::mib(1),
             state_keys: 1000,
             state_bytes: Bytes::mib(16),
+            requests: 8,
+            request_bytes: Bytes::mib(4),
+            response_bytes: Bytes::mib(4),
+            http: HttpSettings::default(),
         }
     }
 }
@@ -128,7 +141,10 @@ impl Settings {
                 return Err(Invalid::new(field, "is more than 64MiB"));
             }
         }
-        Ok(())
+        if !(1..=1_000).contains(&self.requests) {
+            return Err(Invalid::new("requests", "is not between 1 and 1000"));
+        }
+        self.http.validate()
     }
 
     /// Bytes that a guest may hand to the host in one call of an import.
@@ -153,6 +169,7 @@ mod tests {
             ("memory_total", Settings { memory_total: Bytes::mib(256), ..Settings::default() }),
             ("table_elements", Settings { table_elements: 0, ..Settings::default() }),
             ("instances", Settings { instances: 0, ..Settings::default() }),
+            ("requests", Settings { requests: 0, ..Settings::default() }),
             ("stack_max", Settings { stack_max: Bytes::mib(2), ..Settings::default() }),
             ("payload_max", Settings { payload_max: Bytes::mib(65), ..Settings::default() }),
         ] {

@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::{HostId, StoreError};
 use crate::model::{
     UnixMillis,
+    capability::Allow,
     plugin::{Plugin, PluginInfo},
     trigger::{Trigger, TriggerSpec},
 };
@@ -30,6 +31,8 @@ pub struct Project {
     pub name: String,
     /// Whether its events are delivered.
     pub enabled: bool,
+    /// What its triggers may grant.
+    pub allow: Allow,
     /// When it was created.
     pub created_at: UnixMillis,
 }
@@ -172,6 +175,10 @@ pub trait Control: Send + Sync + 'static {
 
     /// Enables or disables a project. Answers whether there is one.
     async fn enable_project(&self, name: &str, enabled: bool) -> Result<bool, StoreError>;
+
+    /// Says what a project's triggers may grant; those that grant more keep what
+    /// it allows of that. Answers whether there is such a project.
+    async fn allow(&self, project: &str, allow: &Allow) -> Result<bool, StoreError>;
 
     /// One project.
     async fn project(&self, name: &str) -> Result<Option<Project>, StoreError>;

@@ -33,12 +33,14 @@ pub(super) fn migrations(
             ("replay", include_str!("../../migrations/postgres/0003_replay.sql")),
             ("trials", include_str!("../../migrations/postgres/0004_trials.sql")),
             ("ids in time", include_str!("../../migrations/postgres/0005_ids_in_time.sql")),
+            ("allow", include_str!("../../migrations/postgres/0006_allow.sql")),
         ],
         Dialect::Sqlite => &[
             ("init", include_str!("../../migrations/sqlite/0001_init.sql")),
             ("inbox", include_str!("../../migrations/sqlite/0002_inbox.sql")),
             ("replay", include_str!("../../migrations/sqlite/0003_replay.sql")),
             ("trials", include_str!("../../migrations/sqlite/0004_trials.sql")),
+            ("allow", include_str!("../../migrations/sqlite/0005_allow.sql")),
         ],
     };
     let fill = |text: &str| {

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use self::server::{ADMIN, Server, answer};
 
+mod allowances;
 mod bodies;
 mod dead_letters;
 mod definitions;

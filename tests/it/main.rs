@@ -23,3 +23,4 @@ mod sandbox;
 mod scenarios;
 mod secrets;
 mod stream;
+mod web;

@@ -2,9 +2,9 @@
 
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::guests::root;
+use crate::{guests::root, web::Web};
 
 fn test(plugin: &str, arguments: &[&str]) -> Output {
     let file = format!("target/plugins/wasm32-wasip2/release/{}.wasm", plugin.replace('-', "_"));
@@ -17,7 +17,7 @@ fn test(plugin: &str, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-fn json(plugin: &str, arguments: &[&str]) -> Value {
+fn report(plugin: &str, arguments: &[&str]) -> Value {
     let output = test(plugin, &[&["--json"], arguments].concat());
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)))
@@ -35,9 +35,41 @@ fn every_example_handles_its_sample_event() {
 
 #[test]
 fn state_that_is_given_is_read() {
-    let report = json("order-totals", &["--state", "total/c-1=100"]);
+    let report = report("order-totals", &["--state", "total/c-1=100"]);
     let effects = report["effects"].to_string();
     assert!(effects.contains(r#""set":"total/c-1","value":"1300""#), "{report}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_needs_a_grant_and_a_private_address_the_operator() {
+    let web = Web::start().await;
+    let event = root().join("target/plugins/http-event.json");
+    let url = format!("http://127.0.0.1:{}/hello", web.port);
+    let steps = json!({"do": [{"op": "http", "url": url, "ignore": true}]});
+    let recorded = json!({"resource": "r", "aggregateId": "a", "eventName": "n", "payload": steps});
+    std::fs::write(&event, recorded.to_string()).unwrap();
+    let host = format!("127.0.0.1:{}", web.port);
+    let test = async |arguments: &[&str], allow: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_outrigger"));
+        command
+            .args(["plugins", "test", "target/plugins/wasm32-wasip2/release/probe.wasm"])
+            .args(["--event", event.to_str().unwrap()])
+            .args(arguments)
+            .env("OUTRIGGER_HTTP_ALLOW", allow)
+            .current_dir(root());
+        let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let denied = test(&[], "127.0.0.1").await;
+    assert!(
+        denied.contains("may not send GET") && denied.contains("HttpRequestDenied"),
+        "{denied}"
+    );
+    let private = test(&["--allow-http", &host], "").await;
+    assert!(private.contains("`http.allow`"), "{private}");
+    assert!(web.seen().is_empty());
+    let sent = test(&["--allow-http", &host], "127.0.0.1").await;
+    assert!(sent.contains("200 hello"), "{sent}");
 }
 
 #[test]

@@ -37,6 +37,7 @@ macro_rules! on_both {
 }
 
 mod batches;
+mod http;
 mod limits;
 mod recording;
 

@@ -1,6 +1,7 @@
 //! The sandbox with real plugins: good ones, and all kinds of bad ones.
 
 mod batch;
+mod http;
 mod uploads;
 
 use std::{
@@ -87,6 +88,7 @@ pub(crate) fn call(steps: &Value) -> Call {
             config: BTreeMap::from([("from".into(), "shop@example.com".into())]),
             emit: vec!["email.*".parse().expect("a pattern")],
             state: true,
+            http: Vec::new(),
             secrets: Secrets::default(),
             limits: Limits::default(),
         }),

@@ -13,6 +13,7 @@ use super::*;
 use crate::{
     metrics::Metrics,
     model::{
+        capability::Allow,
         effect::Effects,
         event::NewEvent,
         outcome::{Failure, FailureKind},
@@ -72,7 +73,12 @@ fn rules() -> Rules {
     };
     let definitions = Definitions {
         version: ControlVersion::default(),
-        projects: vec![Project { name: SHOP.to_owned(), enabled: true, created_at: 0 }],
+        projects: vec![Project {
+            name: SHOP.to_owned(),
+            enabled: true,
+            allow: Allow::default(),
+            created_at: 0,
+        }],
         triggers: TRIGGERS.into_iter().map(trigger).collect(),
         active: Vec::new(),
         secrets: Vec::new(),

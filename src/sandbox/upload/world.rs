@@ -7,7 +7,7 @@ use crate::sandbox::v1;
 
 /// The WASI interfaces that are linked, by package. They are there because
 /// toolchains import them: files, sockets and the environment are empty.
-const WASI: [(&str, &[&str]); 6] = [
+const WASI: [(&str, &[&str]); 7] = [
     (
         "wasi:cli",
         &[
@@ -25,6 +25,7 @@ const WASI: [(&str, &[&str]); 6] = [
     ),
     ("wasi:clocks", &["monotonic-clock", "wall-clock"]),
     ("wasi:filesystem", &["preopens", "types"]),
+    ("wasi:http", &["outgoing-handler", "types"]),
     ("wasi:io", &["error", "poll", "streams"]),
     ("wasi:random", &["insecure", "insecure-seed", "random"]),
     (
@@ -112,13 +113,6 @@ fn check_import(import: &str) -> Result<(), UploadError> {
     let Some((package, name)) = interface.split_once('/') else {
         return refuse(format!("A plugin can import interfaces alone. {}", offer()));
     };
-    if package == "wasi:http" {
-        return refuse(
-            "Outgoing HTTP is not supported by this version. Build without it (with \
-             componentize-js, disable the features `http` and `fetch-event`)."
-                .into(),
-        );
-    }
     if package == v1::PACKAGE {
         return match version {
             Some(version) if is_first_major(version) && v1::OFFERED.contains(&name) => Ok(()),
@@ -188,6 +182,8 @@ mod tests {
             "outrigger:trigger/secrets@1.3.0",
             "wasi:io/streams@0.2.0",
             "wasi:cli/environment@0.2.99",
+            "wasi:http/outgoing-handler@0.2.3",
+            "wasi:http/types@0.2.10",
             "wasi:sockets/tcp@0.2.9",
             "wasi:random/insecure-seed@0.2.12",
         ];
@@ -217,8 +213,8 @@ mod tests {
     #[test]
     fn an_unknown_import_is_named_with_what_there_is() {
         for (import, said) in [
-            ("wasi:http/outgoing-handler@0.2.3", "Outgoing HTTP is not supported"),
-            ("wasi:http/types@0.2.10", "fetch-event"),
+            ("wasi:http/incoming-handler@0.2.3", "of `wasi:http`: outgoing-handler, types"),
+            ("wasi:http/types@0.3.0", "offers WASI 0.2.x"),
             ("wasi:cli/stdout@0.3.0", "offers WASI 0.2.x"),
             ("wasi:cli/stdout@0.2.0-rc-2023-11-10", "offers WASI 0.2.x"),
             ("wasi:cli/command@0.2.0", "of `wasi:cli`: environment, exit"),

@@ -11,13 +11,19 @@ use super::{
     fault,
 };
 use crate::{
-    model::trigger::{Trigger, TriggerSpec},
+    model::{
+        capability::Allow,
+        trigger::{Trigger, TriggerSpec},
+    },
     store::{
         ApiKey, ControlVersion, Definitions, HostId, HostInfo, KeyRow, Project, StoreError,
         TriggerGone,
         rows::{from_json, millis, role_name, role_of, to_json},
     },
 };
+
+const PROJECTS: &str = "SELECT name, enabled, created_at, allow_json FROM {p}project
+      WHERE $1::text IS NULL OR name = $1 ORDER BY name";
 
 const TRIGGERS: &str = "SELECT project_id, name, spec_json, paused, revision, created_at, updated_at
        FROM {p}trigger WHERE ($1::text IS NULL OR project_id = $1) AND ($2::text IS NULL OR name = $2)
@@ -53,11 +59,11 @@ impl Postgres {
             .fetch_one(&mut *tx)
             .await
             .map_err(fault)?;
-        let projects =
-            query(self.sql.of("SELECT name, enabled, created_at FROM {p}project ORDER BY name"))
-                .fetch_all(&mut *tx)
-                .await
-                .map_err(fault)?;
+        let projects = query(self.sql.of(PROJECTS))
+            .bind(None::<&str>)
+            .fetch_all(&mut *tx)
+            .await
+            .map_err(fault)?;
         let triggers = query(self.sql.of(TRIGGERS))
             .bind(None::<&str>)
             .bind(None::<&str>)
@@ -124,16 +130,29 @@ impl Postgres {
         Ok(found)
     }
 
+    pub(super) async fn set_allow(&self, name: &str, allow: &Allow) -> Result<bool, StoreError> {
+        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let found = query(self.sql.of("UPDATE {p}project SET allow_json = $2 WHERE name = $1"))
+            .bind(name)
+            .bind(to_json(allow)?)
+            .execute(&mut *tx)
+            .await
+            .map_err(fault)?
+            .rows_affected()
+            > 0;
+        if found {
+            self.raise(&mut tx).await?;
+        }
+        tx.commit().await.map_err(fault)?;
+        Ok(found)
+    }
+
     pub(super) async fn list_projects(
         &self,
         name: Option<&str>,
     ) -> Result<Vec<Project>, StoreError> {
-        let rows = query(self.sql.of("SELECT name, enabled, created_at FROM {p}project
-              WHERE $1::text IS NULL OR name = $1 ORDER BY name"))
-        .bind(name)
-        .fetch_all(&self.pool)
-        .await
-        .map_err(fault)?;
+        let rows =
+            query(self.sql.of(PROJECTS)).bind(name).fetch_all(&self.pool).await.map_err(fault)?;
         rows.iter().map(project).collect()
     }
 
@@ -382,7 +401,13 @@ impl Postgres {
 }
 
 fn project(row: &PgRow) -> Result<Project, StoreError> {
-    Ok(Project { name: get(row, 0)?, enabled: get(row, 1)?, created_at: get(row, 2)? })
+    let allow: Option<String> = get(row, 3)?;
+    Ok(Project {
+        name: get(row, 0)?,
+        enabled: get(row, 1)?,
+        allow: allow.map(|json| from_json("a project", &json)).transpose()?.unwrap_or_default(),
+        created_at: get(row, 2)?,
+    })
 }
 
 fn trigger(row: &PgRow) -> Result<Trigger, StoreError> {

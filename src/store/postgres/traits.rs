@@ -9,6 +9,7 @@ use super::{Postgres, fault};
 use crate::{
     model::{
         Lane,
+        capability::Allow,
         event::NewEvent,
         plugin::{Plugin, PluginInfo},
         trigger::{Trigger, TriggerSpec},
@@ -327,6 +328,9 @@ impl Control for Postgres {
     }
     async fn enable_project(&self, name: &str, enabled: bool) -> Result<bool, StoreError> {
         self.switch_project(name, enabled).await
+    }
+    async fn allow(&self, project: &str, allow: &Allow) -> Result<bool, StoreError> {
+        self.set_allow(project, allow).await
     }
     async fn project(&self, name: &str) -> Result<Option<Project>, StoreError> {
         Ok(self.list_projects(Some(name)).await?.pop())

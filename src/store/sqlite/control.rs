@@ -4,7 +4,10 @@ use sqlx::{Connection as _, SqliteConnection, query, sqlite::SqliteRow};
 
 use super::{Sqlite, fault, get, maybe_text, now, text};
 use crate::{
-    model::trigger::{Trigger, TriggerSpec},
+    model::{
+        capability::Allow,
+        trigger::{Trigger, TriggerSpec},
+    },
     store::{
         ControlVersion, Definitions, Project, StoreError, TriggerGone,
         rows::{from_json, to_json},
@@ -13,7 +16,7 @@ use crate::{
 
 const VERSION: &str = "SELECT version FROM {p}control_version";
 
-const PROJECTS: &str = "SELECT name, enabled, created_at FROM {p}project
+const PROJECTS: &str = "SELECT name, enabled, created_at, allow_json FROM {p}project
       WHERE ?1 IS NULL OR name = ?1 ORDER BY name";
 
 const TRIGGERS: &str =
@@ -112,6 +115,23 @@ impl Sqlite {
         }
         tx.commit().await?;
         self.wake.ring();
+        Ok(found)
+    }
+
+    pub(super) async fn set_allow(&self, name: &str, allow: &Allow) -> Result<bool, StoreError> {
+        let mut tx = self.writer.begin_firm().await?;
+        let found = query(self.sql.of("UPDATE {p}project SET allow_json = ?2 WHERE name = ?1"))
+            .bind(name)
+            .bind(to_json(allow)?)
+            .execute(&mut *tx)
+            .await
+            .map_err(fault)?
+            .rows_affected()
+            > 0;
+        if found {
+            self.raise(&mut tx).await?;
+        }
+        tx.commit().await?;
         Ok(found)
     }
 
@@ -269,7 +289,13 @@ impl Sqlite {
 }
 
 fn project(row: &SqliteRow) -> Result<Project, StoreError> {
-    Ok(Project { name: text(row, 0)?, enabled: get(row, 1)?, created_at: get(row, 2)? })
+    let allow: Option<String> = get(row, 3)?;
+    Ok(Project {
+        name: text(row, 0)?,
+        enabled: get(row, 1)?,
+        allow: allow.map(|json| from_json("a project", &json)).transpose()?.unwrap_or_default(),
+        created_at: get(row, 2)?,
+    })
 }
 
 fn trigger(row: &SqliteRow) -> Result<Trigger, StoreError> {

@@ -72,7 +72,7 @@ const DEFINITIONS: &[Case] = &[
     ("DELETE", "/v1/keys/1", "", 400, "bad-path", "1"),
     ("PUT", "/v1/projects/shop/triggers/t", "{}", 422, "invalid", "`match`"),
     ("PUT", "/v1/projects/shop/triggers/t", r#"{"match":{},"target":{"plugin":"nope"}}"#, 422, "invalid", "`nope`"),
-    ("PUT", "/v1/projects/shop/triggers/t", r#"{"match":{},"target":{"plugin":"p"},"grants":{"http":["a"]}}"#, 422, "invalid", "grants.http"),
+    ("PUT", "/v1/projects/shop/triggers/t", r#"{"match":{},"target":{"plugin":"p"},"grants":{"http":["a/b"]}}"#, 422, "invalid", "grants.http"),
     ("PUT", "/v1/projects/shop/triggers/t", r#"{"match":{},"target":{"plugin":"p"},"retyr":{}}"#, 422, "invalid", "retyr"),
     ("PUT", "/v1/projects/shop/triggers/t", r#"{"match":{},"target":{"plugin":"p"},"limits":{"deadline":"5"}}"#, 422, "invalid", "limits.deadline"),
     ("PUT", "/v1/projects/shop/triggers/t", r#"{"match":{},"target":{"plugin":"p"},"limits":{"memory":"4GiB"}}"#, 422, "invalid", "limits.memory"),

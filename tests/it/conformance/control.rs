@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use outrigger::{
     model::{
+        capability::Allow,
         plugin::PluginInfo,
         trigger::{Target, TargetVersion, TriggerSpec},
     },
@@ -61,6 +62,16 @@ pub(super) async fn projects_come_and_go(bench: &Bench) {
     let shop = store.project(SHOP).await.expect("looks").expect("is there");
     assert!(!shop.enabled && shop.created_at > 0);
     assert_eq!(store.project("none").await.expect("looks"), None);
+    assert_eq!(shop.allow, Allow::default());
+    let version = store.control_version().await.expect("answers");
+    let few = Allow { http: Some(vec!["a.example".into()]), state: false, ..Allow::default() };
+    assert!(store.allow(SHOP, &few).await.expect("sets"));
+    assert!(!store.allow("none", &few).await.expect("answers"));
+    assert!(store.control_version().await.expect("answers") > version);
+    store.put_project(SHOP).await.expect("leaves");
+    assert_eq!(store.project(SHOP).await.expect("looks").expect("is there").allow, few);
+    let definitions = store.definitions().await.expect("reads").projects;
+    assert!(definitions.iter().any(|project| project.name == SHOP && project.allow == few));
     put_plugin(bench, "p", 'a', false).await;
     put_trigger(bench, &spec("p")).await;
     assert!(store.delete_project(SHOP).await.expect("deletes"));

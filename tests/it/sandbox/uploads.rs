@@ -54,7 +54,11 @@ async fn uploads_that_cannot_run_are_refused_with_a_reason() {
         (guests::wat("empty-component.wat"), "noHandler", "It exports nothing"),
         (guests::wat("other-world.wat"), "noHandler", "exports `acme:thing/run@0.1.0`"),
         (guests::wat("unknown-import.wat"), "unknownImport", "imports `acme:missing/api@1.0.0`"),
-        (with("acme:missing/api@1.0.0", "wasi:http/types@0.2.3"), "unknownImport", "Outgoing HTTP"),
+        (
+            with("acme:missing/api@1.0.0", "wasi:http/incoming-handler@0.2.3"),
+            "unknownImport",
+            "offers of `wasi:http`",
+        ),
         (with("handler@1.0.0", "handler@2.0.0"), "handlerVersion", "`trigger.wit` of that version"),
         (
             component(&[

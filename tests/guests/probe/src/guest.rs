@@ -21,7 +21,7 @@ use outrigger::trigger::{
 };
 use serde_json::{Value, json};
 
-use crate::{Channel, Emit, LogLevel, Script, Step, add, found, object, text_of};
+use crate::{Channel, Emit, LogLevel, Script, Step, add, found, http, object, text_of};
 
 struct Probe;
 
@@ -88,6 +88,13 @@ fn run(step: Step, event: &Event, attempt: &Attempt) -> Result<(), Failure> {
         Step::Allocate { mib } => drop(black_box(vec![1_u8; mib << 20])),
         Step::Recurse {} => {
             black_box(recurse(black_box(0)));
+        }
+        Step::Http(step) => refused(step.ignore, http::send(&step).map(|said| info(&said)))?,
+        Step::HttpHold { count, request } => {
+            refused(request.ignore, http::hold(&request, count).map(|said| info(&said)))?;
+        }
+        Step::HttpAll { count, request } => {
+            refused(request.ignore, http::all(&request, count).map(|said| info(&said)))?;
         }
         Step::Exit { code } => process::exit(code),
     }

@@ -8,6 +8,8 @@
 #[cfg(target_arch = "wasm32")]
 #[expect(unsafe_code, reason = "generated bindings")]
 mod guest;
+#[cfg(target_arch = "wasm32")]
+mod http;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -143,8 +145,49 @@ pub enum Step {
     Dump {},
     /// Logs a line of this many bytes.
     Big { bytes: usize },
+    /// Sends a request and logs the response as `STATUS BODY`.
+    Http(Box<Http>),
+    /// Sends requests at once, leaves them open, and logs `COUNT are open`.
+    HttpHold {
+        count: u32,
+        #[serde(flatten)]
+        request: Box<Http>,
+    },
+    /// Sends requests at once, and logs `COUNT were read` once they are.
+    HttpAll {
+        count: u32,
+        #[serde(flatten)]
+        request: Box<Http>,
+    },
     /// Ends the process: success for 0, failure for any other code.
     Exit { code: i32 },
+}
+
+/// The request that [`Step::Http`] sends.
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Http {
+    #[serde(default = "get")]
+    pub method: String,
+    pub url: String,
+    #[serde(default)]
+    pub headers: Map<String, Value>,
+    #[serde(default)]
+    pub body: Option<String>,
+    /// A body of so many bytes.
+    #[serde(default)]
+    pub body_bytes: Option<usize>,
+    /// Whether to go where a redirect points.
+    #[serde(default)]
+    pub follow: bool,
+    #[serde(default)]
+    pub connect_ms: Option<u64>,
+    #[serde(default)]
+    pub ignore: bool,
+}
+
+fn get() -> String {
+    "GET".into()
 }
 
 /// Where [`Step::Secret`] shows it.
@@ -304,6 +347,9 @@ mod tests {
             r#"{"op": "visit"}"#,
             r#"{"op": "dump"}"#,
             r#"{"op": "big", "bytes": 9}"#,
+            r#"{"op": "http", "url": "http://a.example/b", "ignore": true}"#,
+            r#"{"op": "httpHold", "count": 2, "url": "http://a.example", "method": "POST"}"#,
+            r#"{"op": "httpAll", "count": 2, "url": "http://a.example", "bodyBytes": 5}"#,
             r#"{"op": "exit", "code": 0}"#,
         ] {
             let script = Script::parse(&format!(r#"{{"do": [{step}]}}"#));
