@@ -37,18 +37,39 @@ impl Sqlite {
         events: impl Iterator<Item = &Event>,
     ) -> Result<Open, StoreError> {
         let mut open = Open { keys: Vec::new(), triggers: HashMap::new() };
-        // Most of the time no key at all has one.
-        let some = query(self.sql.of("SELECT 1 FROM {p}delivery INDEXED BY {p}delivery_run
-              WHERE state IN ('ready', 'blocked') AND chain > 0 LIMIT 1"))
-        .fetch_optional(&mut *db)
+        let events: Vec<&Event> = events.collect();
+        let mut kinds: Vec<(&str, &str)> = Vec::new();
+        for event in &events {
+            let kind = (&*event.project, &*event.resource);
+            // A claim has few, and the last one is the likeliest.
+            if !kinds.iter().rev().any(|known| *known == kind) {
+                kinds.push(kind);
+            }
+        }
+        // Most of the time no key at all has one, or only those of others.
+        let rows = query(self.sql.of("SELECT k.key FROM json_each(?1) k
+              WHERE EXISTS (SELECT 1 FROM {p}delivery d INDEXED BY {p}delivery_run
+                             WHERE d.project_id = k.value ->> 0 AND d.resource = k.value ->> 1
+                               AND d.state IN ('ready', 'blocked') AND d.chain > 0)"))
+        .bind(to_json(&kinds)?)
+        .fetch_all(&mut *db)
         .await
         .map_err(fault)?;
-        if some.is_none() {
+        let mut some: HashSet<&(&str, &str)> = HashSet::new();
+        for row in &rows {
+            let place = usize::try_from(get::<i64>(row, 0)?).unwrap_or(usize::MAX);
+            some.extend(kinds.get(place));
+        }
+        if some.is_empty() {
             return Ok(open);
         }
         let mut places = HashMap::new();
         let mut keys = Vec::new();
         for event in events {
+            if !some.contains(&(&*event.project, &*event.resource)) {
+                open.keys.push(usize::MAX);
+                continue;
+            }
             let key = (&*event.project, &*event.resource, &*event.aggregate_id);
             let place = *places.entry(key).or_insert_with(|| {
                 keys.push(key);
