@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -29,6 +29,9 @@ use crate::model::units::Bytes as Size;
 
 /// How long the next piece of a body may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a whole body may take: what was read of it takes memory.
+const WHOLE: Duration = Duration::from_mins(10);
 
 /// How long a body that nobody wants is read.
 const DRAIN: Duration = Duration::from_mins(2);
@@ -70,8 +73,13 @@ pub(super) async fn read(headers: &HeaderMap, body: Body, limit: Size) -> Answer
     let room = announced.and_then(|length| usize::try_from(length).ok()).unwrap_or(0);
     let mut bytes = Vec::with_capacity(room);
     let mut stream = body.into_data_stream();
+    let end = Instant::now() + WHOLE;
     while let Some(piece) = next_piece(&mut stream).await {
         let piece = piece?;
+        if Instant::now() > end {
+            let detail = format!("the body took more than {} minutes", WHOLE.as_secs() / 60);
+            return Err(Problem::new(Kind::BodyTimeout, detail));
+        }
         if bytes.len() + piece.len() > limit.as_usize() {
             return Err(too_large());
         }

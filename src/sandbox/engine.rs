@@ -43,6 +43,8 @@ pub struct Sandbox {
     pub(super) linker: Linker<Data>,
     /// The way out for guests' requests.
     pub(super) http: Arc<Client>,
+    /// Whose secrets are made ready next to be kept out of logs.
+    pub(super) hiding: Turns,
     /// Who compiles next.
     pub(super) turns: Turns,
     /// Where what was compiled is kept.
@@ -93,6 +95,7 @@ impl Sandbox {
         Ok(Arc::new(Self {
             ticker: Ticker::start(engine.clone(), Arc::clone(&slots))?,
             http: Client::new(settings.http.clone(), network),
+            hiding: Turns::new(1),
             turns: Turns::new(settings.compilers),
             cache: settings
                 .cache

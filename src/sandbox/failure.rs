@@ -5,7 +5,7 @@ use std::time::Duration;
 use wasmtime::{PoolConcurrencyLimitError, Trap};
 use wasmtime_wasi::I32Exit;
 
-use super::{Secrets, Settings, data::Data, limits::Refused, refusal::Refusal};
+use super::{Secrets, Settings, data::Data, data::HANDLES, limits::Refused, refusal::Refusal};
 use crate::model::{
     outcome::{Failure, FailureKind},
     units::Bytes,
@@ -131,6 +131,10 @@ fn by_host(
         let why = format!("the plugin handed more than {max} bytes to the host at once");
         return (FailureKind::BadResult, why);
     }
+    if text.contains("handle limit exceeded") || text.contains("no free keys") {
+        let why = format!("the plugin holds too many handles; this host allows {HANDLES}");
+        return (FailureKind::Limit, why);
+    }
     if text.contains("instance count too high") {
         let why = format!("the plugin consists of too many instances; {}", data.caps.instances);
         return (FailureKind::Limit, why);
@@ -192,6 +196,9 @@ mod tests {
         assert_eq!(explained(&text("invalid utf-8"), &data(), "").0, FailureKind::BadResult);
         let many = "fuel allocated for hostcalls has been exhausted";
         assert_eq!(explained(&text(many), &data(), "").0, FailureKind::BadResult);
+        for handles in ["store handle limit exceeded", "resource table has no free keys"] {
+            assert_eq!(explained(&text(handles), &data(), "").0, FailureKind::Limit);
+        }
         let (kind, message) = explained(&text("instance count too high at 65"), &data(), "");
         assert_eq!(kind, FailureKind::Limit);
         assert!(message.contains("`sandbox.instances` is 64"), "{message}");

@@ -187,6 +187,9 @@ fn texts(value: &str) -> HashSet<Vec<u8>> {
         trimmed => trimmed,
     };
     let mut texts = HashSet::from([text.as_bytes().to_vec()]);
+    // As hosts and names of header fields are written, whatever they were.
+    texts.insert(text.to_ascii_lowercase().into_bytes());
+    texts.insert(text.to_ascii_uppercase().into_bytes());
     if text.contains('\n') {
         let lines = text.lines().map(str::trim).filter(|line| line.len() >= LINE_MIN);
         let telling = lines.filter(|line| line.contains(char::is_alphanumeric));

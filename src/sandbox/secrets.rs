@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use super::redact::Redactor;
+use super::{Sandbox, redact::Redactor};
 use crate::model::{
     names::storable,
     secret::{GRANTED_MAX, SecretValue},
@@ -56,6 +56,26 @@ impl Secrets {
     /// How far behind a limit a text is to be known to be shown up to there.
     pub(super) fn reach(&self) -> usize {
         self.0.as_ref().map_or(0, |granted| granted.redactor.reach())
+    }
+}
+
+impl Sandbox {
+    /// These secrets of a project, made ready off the runtime: one set of a
+    /// project at a time, and one in all.
+    ///
+    /// # Errors
+    /// As [`Secrets::new`].
+    pub async fn hide(
+        &self,
+        project: &str,
+        values: BTreeMap<String, SecretValue>,
+    ) -> Result<Secrets, String> {
+        let turn = self.hiding.take(project).await;
+        let made = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            Secrets::new(values)
+        });
+        made.await.map_err(|error| error.to_string())?
     }
 }
 

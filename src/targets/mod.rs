@@ -15,6 +15,7 @@ use crate::model::{
     trigger::Trigger,
 };
 
+mod opened;
 mod plugin;
 
 pub use plugin::Plugins;

@@ -1,21 +1,24 @@
 //! Plugins as targets: from a digest to a component that can be called.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
 };
 
 use async_trait::async_trait;
 use tokio::sync::OnceCell;
 
-use super::{Report, Request, State, Target, Targets, elsewhere};
+use super::{
+    Report, Request, State, Target, Targets, elsewhere,
+    opened::{Opened, Set},
+};
 use crate::{
     model::{
         attempt::Usage,
         outcome::{Failure, FailureKind},
         trigger::{Isolation, Trigger},
     },
-    sandbox::{Batch, Call, Plugin, Sandbox, Secrets, StateReader, TriggerView},
+    sandbox::{Batch, Call, Plugin, Sandbox, StateReader, TriggerView},
     secrets::Keyring,
     store::Control,
 };
@@ -29,7 +32,7 @@ pub struct Plugins(Arc<Loader>);
 struct Loader {
     sandbox: Arc<Sandbox>,
     store: Arc<dyn Control>,
-    keyring: Arc<Keyring>,
+    opened: Opened,
     loaded: Mutex<HashMap<(String, String), Weak<Slot>>>,
 }
 
@@ -54,7 +57,8 @@ impl Plugins {
         store: Arc<dyn Control>,
         keyring: Arc<Keyring>,
     ) -> Arc<Self> {
-        Arc::new(Self(Arc::new(Loader { sandbox, store, keyring, loaded: Mutex::default() })))
+        let opened = Opened::new(Arc::clone(&sandbox), Arc::clone(&store), keyring);
+        Arc::new(Self(Arc::new(Loader { sandbox, store, opened, loaded: Mutex::default() })))
     }
 }
 
@@ -86,23 +90,6 @@ impl Loader {
             self.sandbox.load_for(&slot.project, bytes).await.map_err(|error| error.to_string())
         };
         slot.plugin.get_or_try_init(load).await.map(Arc::clone)
-    }
-
-    /// Opens a project's secrets of these names.
-    async fn open(&self, project: &str, names: &[String]) -> Result<Secrets, String> {
-        let sealed = self.store.sealed_secrets(project, names).await;
-        let sealed = sealed.map_err(|error| error.to_string())?;
-        let open = |name: &String| {
-            let row = sealed.iter().find(|row| row.name == *name).ok_or_else(|| {
-                format!(
-                    "the secret `{name}` isn't there: set it, or take it out of `grants.secrets`"
-                )
-            })?;
-            let opened = self.keyring.open(project, name, &row.sealed);
-            let value = opened.map_err(|error| format!("the secret `{name}`: {error}"))?;
-            Ok((name.clone(), value))
-        };
-        Secrets::new(names.iter().map(open).collect::<Result<BTreeMap<_, _>, String>>()?)
     }
 }
 
@@ -136,33 +123,40 @@ struct PluginTarget {
     batch: Option<OnceLock<Arc<Batch>>>,
 }
 
-/// A trigger as the sandbox sees it: with its secrets, which are opened once,
-/// when they are first needed.
+/// A trigger as the sandbox sees it: with its secrets, which are opened when
+/// they are first needed.
 struct View {
     project: String,
     secrets: Vec<String>,
     sealed: TriggerView,
-    open: OnceCell<Arc<TriggerView>>,
+    open: OnceCell<Open>,
+}
+
+/// A view with its secrets, and what shares them.
+struct Open {
+    view: Arc<TriggerView>,
+    _set: Option<Arc<Set>>,
 }
 
 impl View {
     fn new(trigger: &Trigger) -> Self {
         let sealed = TriggerView::new(&trigger.name, &trigger.spec);
         let secrets = trigger.spec.grants.secrets.clone();
-        let open = secrets.is_empty().then(|| Arc::new(sealed.clone()));
+        let open = secrets.is_empty().then(|| Open { view: Arc::new(sealed.clone()), _set: None });
         let open = OnceCell::new_with(open);
         Self { project: trigger.project.clone(), secrets, sealed, open }
     }
 
     async fn open(&self, loader: &Loader) -> Result<Arc<TriggerView>, String> {
-        if let Some(view) = self.open.get() {
-            return Ok(Arc::clone(view));
+        if let Some(open) = self.open.get() {
+            return Ok(Arc::clone(&open.view));
         }
         let open = async || {
-            let secrets = loader.open(&self.project, &self.secrets).await?;
-            Ok(Arc::new(TriggerView { secrets, ..self.sealed.clone() }))
+            let (secrets, set) = loader.opened.open(&self.project, &self.secrets).await?;
+            let view = Arc::new(TriggerView { secrets, ..self.sealed.clone() });
+            Ok(Open { view, _set: Some(set) })
         };
-        self.open.get_or_try_init(open).await.map(Arc::clone)
+        self.open.get_or_try_init(open).await.map(|open| Arc::clone(&open.view))
     }
 }
 
@@ -226,7 +220,7 @@ impl Target for PluginTarget {
 
     fn redact(&self, text: String) -> String {
         match self.view.open.get() {
-            Some(view) => view.secrets.storable(&text, TEXT_MAX),
+            Some(open) => open.view.secrets.storable(&text, TEXT_MAX),
             None => text,
         }
     }

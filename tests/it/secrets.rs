@@ -58,6 +58,69 @@ async fn shown(host: &Host) -> Value {
     state["items"][0]["value"].clone()
 }
 
+/// A process's memory in KiB.
+fn resident(host: &Host) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", host.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// A value of so many bytes with no two places alike.
+fn long(bytes: usize, seed: u64) -> String {
+    let mut random = fastrand::Rng::with_seed(seed);
+    std::iter::repeat_with(|| random.alphanumeric()).take(bytes).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_triggers_share_what_keeps_their_secrets() {
+    let database = Database::sqlite();
+    let host = host(&database.url, &[]).await;
+    host.project("shop").await;
+    for name in ["A", "B", "C", "D"] {
+        set(&host, name, &long(60_000, name.len() as u64 + u64::from(name.as_bytes()[0]))).await;
+    }
+    host.trigger("shop", "ship", trigger(&["A", "B", "C", "D"])).await;
+    publish(&host, json!([])).await;
+    let before = resident(&host);
+    for number in 0..40 {
+        let mut document = trigger(&["A", "B", "C", "D"]);
+        document["match"] = json!({"resource": "other"});
+        host.trigger("shop", &format!("t{number}"), document).await;
+    }
+    let id = publish(&host, json!([{"op": "secret", "name": "A"}])).await;
+    let event = host.get(&format!("/v1/projects/shop/events/{id}")).await;
+    let text = event["attempts"][0]["logs"][0]["text"].as_str().unwrap();
+    assert!(text.starts_with("A=[secret A]"), "{event}");
+    // One set takes some 13 MB.
+    let grown = resident(&host).saturating_sub(before);
+    assert!(grown < 150 << 10, "{before} KiB grew by {grown} KiB");
+
+    // Different ones have an end, which is no attempt of the trigger's.
+    for (number, granted) in
+        [["A", "B", "C"], ["A", "B", "D"], ["A", "C", "D"], ["B", "C", "D"]].iter().enumerate()
+    {
+        let mut document = trigger(granted);
+        document["match"] = json!({"resource": format!("r{number}")});
+        document["retry"]["maxAttempts"] = json!(2);
+        host.trigger("shop", &format!("some{number}"), document).await;
+    }
+    let mut told = Vec::new();
+    for number in 0..4 {
+        let event = json!({
+            "resource": format!("r{number}"), "aggregateId": "a", "eventName": "x", "payload": {}
+        });
+        let path = "/v1/projects/shop/events?wait=10s";
+        let receipt = host.ok(Method::POST, path, Some(event)).await;
+        let id = receipt["messageId"].as_str().unwrap();
+        let event = host.get(&format!("/v1/projects/shop/events/{id}")).await;
+        let attempt = &event["attempts"][0];
+        told.push((attempt["kind"].clone(), attempt["error"].to_string()));
+    }
+    let refused: Vec<_> = told.iter().filter(|(kind, _)| kind == "hostFault").collect();
+    assert!(!refused.is_empty() && refused.len() < 4, "{told:?}");
+    assert!(refused.iter().all(|(_, error)| error.contains("they may have 1MiB")), "{told:?}");
+}
+
 async fn no_text_shows_a_secret(database: &Database) {
     let log = std::env::temp_dir().join(format!("outrigger-{}.log", uuid::Uuid::new_v4()));
     let settings = [("OUTRIGGER_SECRETS_KEY", KEY_ONE), ("OUTRIGGER_LOG", "debug,sqlx=trace")];

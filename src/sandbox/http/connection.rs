@@ -20,6 +20,7 @@ use wasmtime_wasi_http::{Error, io::TokioIo};
 use super::{
     body::{Arriving, Leaving},
     client::{Client, Turn},
+    counted::Counted,
     session::Session,
 };
 use crate::model::http::{Host, Outgoing, Scheme};
@@ -76,16 +77,16 @@ type Sender = http1::SendRequest<Leaving>;
 async fn open(
     client: &Client,
     outgoing: &Outgoing,
-    session: &Session,
+    session: &Arc<Session>,
     until: Instant,
 ) -> Result<(Sender, AbortOnDropHandle<()>), Error> {
     let stream = client.connect(outgoing, session, until).await?;
     let _ = stream.set_nodelay(true);
     match outgoing.scheme {
-        Scheme::Http => handshake(stream, &session.ended).await,
+        Scheme::Http => handshake(Counted::new(stream, session), &session.ended).await,
         Scheme::Https => {
             let stream = prove(client, outgoing, stream, session).await?;
-            handshake(stream, &session.ended).await
+            handshake(Counted::new(stream, session), &session.ended).await
         }
     }
 }

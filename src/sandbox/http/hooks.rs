@@ -91,10 +91,14 @@ impl Hooks {
     ) -> Result<(Request<Leaving>, Outgoing), Error> {
         let max = self.client.settings.requests_per_call;
         if self.requests >= max {
-            let why = format!(
-                "the call sends more requests; this host's `http.requests_per_call` is {max}"
-            );
-            session.refuse(Refusal::Limit(why));
+            // Said once: a plugin that goes on asking has a log to fill.
+            if self.requests == max {
+                self.requests += 1;
+                let why = format!(
+                    "the call sends more requests; this host's `http.requests_per_call` is {max}"
+                );
+                session.refuse(Refusal::Limit(why));
+            }
             return Err(Error::ConnectionLimitReached);
         }
         self.requests += 1;

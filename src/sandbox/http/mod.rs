@@ -5,13 +5,15 @@
 //! address that its host's name has at that moment (`addresses`), and the
 //! connection is made to a checked one, with no second lookup (`client`,
 //! `connection`). A redirect is the guest's to follow: its next request is
-//! checked like any other. What a call may send and receive is in `session`;
+//! checked like any other. What a call may send and receive is in `session`,
+//! and every byte that it reads is counted (`counted`);
 //! whatever is open when it ends is closed.
 
 mod addresses;
 mod body;
 mod client;
 mod connection;
+mod counted;
 mod grants;
 mod hooks;
 mod session;

@@ -19,6 +19,10 @@ use crate::{
     sandbox::{caps::Cap, logs::Logs, refusal::Refusal},
 };
 
+/// Bytes that the heads of all responses of one call may have, interim ones
+/// included.
+const HEADS: u64 = 1 << 20;
+
 /// What a call's requests share; it lives as long as the last of them.
 pub(super) struct Session {
     /// A permit for each request until its response has been read.
@@ -26,6 +30,8 @@ pub(super) struct Session {
     pub(super) share: Arc<Share>,
     pub(super) sent: Ration,
     pub(super) received: Ration,
+    /// Bytes that may still be read, of whatever kind.
+    arriving: AtomicU64,
     /// Set when the call has ended: what is open then is closed.
     pub(super) ended: CancellationToken,
     logs: Logs,
@@ -41,7 +47,10 @@ impl Session {
         received: Ration,
         logs: Logs,
     ) -> Self {
+        // A body may come in parts so small that it takes as much again.
+        let arriving = received.cap.max.get().saturating_mul(2).saturating_add(HEADS);
         Self {
+            arriving: AtomicU64::new(arriving),
             turns: Arc::new(Semaphore::new(requests.max as usize)),
             share,
             sent,
@@ -56,6 +65,19 @@ impl Session {
     /// What was refused first, for want of a grant or by a limit.
     pub(super) fn refused(&self) -> Option<&Refusal> {
         self.refused.get()
+    }
+
+    /// Takes note of bytes that were read: of bodies, and of all around them.
+    ///
+    /// # Errors
+    /// When the call has read more than bodies within its ration can take.
+    pub(super) fn arrive(&self, bytes: u64) -> Result<(), &'static str> {
+        let less = |left: u64| left.checked_sub(bytes);
+        let taken = self.arriving.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        taken.map(drop).map_err(|_| {
+            self.received.excess(self);
+            "the call has read too much"
+        })
     }
 
     /// Refuses a request that no grant covers.

@@ -33,6 +33,7 @@ fn every_form_is_found() {
         "p%40ss+w%2Frd%2B%221%22%3F",
         "7040737320772f72642b2231223f",
         "7040737320772F72642B2231223F",
+        "P@SS W/RD+\"1\"?",
     ] {
         for (before, after) in [("", ""), ("a", "b"), (":", "\n")] {
             let text = format!("{before}{form}{after}");

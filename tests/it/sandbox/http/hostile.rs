@@ -2,6 +2,7 @@
 
 use outrigger::{model::attempt::Source, sandbox::Settings};
 use serde_json::json;
+use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 
 use super::{Names, granted, local, probe_on, send, texts};
 use crate::web::Web;
@@ -57,6 +58,29 @@ async fn no_spelling_of_an_address_leads_inside() {
         assert!(named, "{host}: {logs}");
     }
     assert!(web.seen().is_empty());
+}
+
+#[tokio::test]
+async fn responses_before_the_response_are_counted_too() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let authority = listener.local_addr().unwrap().to_string();
+    let sent = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let hint = format!("HTTP/1.1 103 Early Hints\r\nlink: {}\r\n\r\n", "x".repeat(30_000));
+        let mut sent = 0_usize;
+        while stream.write_all(hint.as_bytes()).await.is_ok() {
+            sent += hint.len();
+        }
+        sent
+    });
+    let probe = probe_on(local(), &Names::new(&[])).await;
+    let url = format!("http://{authority}/hello");
+    let (said, report) = send(&probe, &authority, json!({"url": url})).await;
+    assert!(said.starts_with("http ErrorCode::"), "{said}");
+    let logs = texts(&report.logs, Source::Host).concat();
+    assert!(logs.contains("this host's `sandbox.response_bytes` is 4MiB"), "{logs}");
+    let sent = sent.await.unwrap();
+    assert!(sent < 32 << 20, "{sent} bytes were read, or lay in buffers");
 }
 
 #[tokio::test]
