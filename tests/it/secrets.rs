@@ -96,16 +96,16 @@ async fn many_triggers_share_what_keeps_their_secrets() {
     assert!(grown < 150 << 10, "{before} KiB grew by {grown} KiB");
 
     // Different ones have an end, which is no attempt of the trigger's.
-    for (number, granted) in
-        [["A", "B", "C"], ["A", "B", "D"], ["A", "C", "D"], ["B", "C", "D"]].iter().enumerate()
-    {
+    let sets = [&["A", "B", "C"][..], &["A", "B", "D"], &["A", "C", "D"], &["B", "C", "D"]];
+    let sets = [&sets[..], &[&["A", "B"][..], &["A", "C"]]].concat();
+    for (number, granted) in sets.iter().enumerate() {
         let mut document = trigger(granted);
         document["match"] = json!({"resource": format!("r{number}")});
         document["retry"]["maxAttempts"] = json!(2);
         host.trigger("shop", &format!("some{number}"), document).await;
     }
     let mut told = Vec::new();
-    for number in 0..4 {
+    for number in 0..sets.len() {
         let event = json!({
             "resource": format!("r{number}"), "aggregateId": "a", "eventName": "x", "payload": {}
         });
@@ -117,7 +117,7 @@ async fn many_triggers_share_what_keeps_their_secrets() {
         told.push((attempt["kind"].clone(), attempt["error"].to_string()));
     }
     let refused: Vec<_> = told.iter().filter(|(kind, _)| kind == "hostFault").collect();
-    assert!(!refused.is_empty() && refused.len() < 4, "{told:?}");
+    assert!(!refused.is_empty() && refused.len() < sets.len(), "{told:?}");
     assert!(refused.iter().all(|(_, error)| error.contains("they may have 1MiB")), "{told:?}");
 }
 
