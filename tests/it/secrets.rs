@@ -87,6 +87,14 @@ async fn many_triggers_share_what_keeps_their_secrets() {
         document["match"] = json!({"resource": "other"});
         host.trigger("shop", &format!("t{number}"), document).await;
     }
+    // All of them are called, so that each has what it needs.
+    let event = json!({
+        "resource": "other", "aggregateId": "a", "eventName": "x", "payload": {}
+    });
+    let path = "/v1/projects/shop/events?wait=50s";
+    let receipt = host.ok(Method::POST, path, Some(event)).await;
+    let done = receipt["triggers"].as_object().unwrap().values().filter(|state| **state == "done");
+    assert_eq!(done.count(), 40, "{receipt}");
     let id = publish(&host, json!([{"op": "secret", "name": "A"}])).await;
     let event = host.get(&format!("/v1/projects/shop/events/{id}")).await;
     let text = event["attempts"][0]["logs"][0]["text"].as_str().unwrap();
