@@ -52,6 +52,8 @@ impl Logs {
         let items = answer.value()["items"].as_array().map_or(&[][..], Vec::as_slice);
         items.iter().rev().for_each(|item| attempt::show_with_event(out, item));
         if items.is_empty() {
+            // Says so, if there is no such trigger.
+            client.get(&["projects", project, "triggers", &self.name]).await?;
             out.note("No attempt of it is kept.");
         }
         Ok(())
@@ -59,6 +61,8 @@ impl Logs {
 
     /// Prints what comes, and goes on behind it when the stream breaks off.
     async fn follow(&self, client: &Client, out: Output, project: &str) -> Result<()> {
+        // Nobody should wait for what doesn't exist.
+        client.get(&["projects", project, "triggers", &self.name]).await?;
         let (mut last, mut reached) = (None::<String>, false);
         loop {
             let request = client.call(Method::GET, &["projects", project, "stream"])?;

@@ -58,11 +58,16 @@ impl Projects {
         match self {
             Self::Create { project: Name { name }, allow } => {
                 let allow = allow.map(|file| input::document(&file)).transpose()?;
+                let replaced = allow.is_some();
                 let body = allow.map_or_else(|| json!({}), |allow| json!({ "allow": allow }));
                 let answer = client.put(&["projects", &name], &body).await?;
                 if !out.json(&answer) {
                     let new = answer.status == StatusCode::CREATED;
-                    let what = if new { "is created" } else { "was there" };
+                    let what = match (new, replaced) {
+                        (true, _) => "is created",
+                        (false, false) => "was there",
+                        (false, true) => "was there; what it allows is replaced by the file's",
+                    };
                     out.line(format_args!("project {name} {what}"));
                 }
             }

@@ -159,6 +159,18 @@ pub(super) fn returned(
     Failure { kind, message: secrets.storable(message, MESSAGE_MAX), after_ms }
 }
 
+/// The same failure, with what the call was refused, which a plugin seldom
+/// repeats: an error code has no room for the grant to ask for.
+pub(super) fn recalled(failure: Failure, data: &Data) -> Failure {
+    let Some(Refusal::Denied(why) | Refusal::Limit(why)) = data.refused() else { return failure };
+    if failure.message.contains(why.as_str()) {
+        return failure;
+    }
+    let message = format!("{} (before, it was refused: {why})", failure.message);
+    let message = data.trigger.secrets.storable(&message, MESSAGE_MAX);
+    Failure { message, ..failure }
+}
+
 #[cfg(test)]
 mod tests {
     use wasmtime::ResourceLimiter as _;
@@ -230,6 +242,19 @@ mod tests {
             data.noted::<()>(Err(refusal)).expect_err("passed on");
             assert_eq!(explained(&panic, &data, "").0, expected);
         }
+    }
+
+    #[test]
+    fn what_a_plugin_returns_after_a_refusal_says_what_it_was() {
+        let mut denied = data();
+        let code = Failure::new(FailureKind::Retry, "code 7");
+        assert_eq!(recalled(code.clone(), &denied), code);
+        denied.noted::<()>(Err(Refusal::Denied("add a grant".into()))).expect_err("passed on");
+        let told = recalled(code, &denied);
+        assert_eq!(told.kind, FailureKind::Retry);
+        assert_eq!(told.message, "code 7 (before, it was refused: add a grant)");
+        let known = Failure::new(FailureKind::Reject, "no: add a grant");
+        assert_eq!(recalled(known.clone(), &denied), known);
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Live {
         self.sound &= result.is_ok() && away.is_none() && data.limiter.refused().is_none();
         let result = match result {
             Ok(Ok(())) => Ok(data.effects()),
-            Ok(Err(failure)) => Err(failure),
+            Ok(Err(failure)) => Err(failure::recalled(failure, data)),
             Err(fault) => Err(failure::explain(&fault, data, &stderr, settings)),
         };
         let result = result.map_err(|failure| match away {

@@ -34,7 +34,10 @@ enum Reason {
     /// Its trigger is gone.
     NoSuchTrigger,
     /// Its trigger is paused, and why.
-    TriggerPaused { why: String },
+    TriggerPaused {
+        #[serde(skip_serializing_if = "String::is_empty")]
+        why: String,
+    },
     /// An earlier event of its key is still open.
     Blocked { by: Option<Uuid> },
     /// It is its turn, at the host that holds the lane; nobody's if it has none.
