@@ -229,17 +229,14 @@ impl Host {
             &self.metrics,
             self.settings.concurrency,
         );
-        let new = rules.all().filter(|rule| {
+        for rule in rules.all() {
             let known = before.rule(&rule.trigger.project, &rule.trigger.name);
-            known.is_none_or(|known| !Arc::ptr_eq(known, rule)) && !rule.paused()
-        });
-        let new: Vec<_> = new.map(|rule| Arc::clone(&rule.target)).collect();
-        // What the old ones hold is free before the new ones ask for theirs.
-        self.rules.store(Arc::new(rules));
-        drop(before);
-        for target in new {
-            self.tasks.spawn(async move { target.warm().await });
+            if known.is_none_or(|known| !Arc::ptr_eq(known, rule)) && !rule.paused() {
+                let target = Arc::clone(&rule.target);
+                self.tasks.spawn(async move { target.warm().await });
+            }
         }
+        self.rules.store(Arc::new(rules));
         Ok(())
     }
 
