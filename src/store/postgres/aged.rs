@@ -43,7 +43,7 @@ impl Postgres {
             .bind(after)
             .bind(i64::from(batch))
             .bind(lanes)
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
             let mut goes_on = rows.len() >= batch as usize;
@@ -72,7 +72,7 @@ impl Postgres {
             " {p}now_ms() AS now FROM {p}outbox o WHERE o.pk = ANY($1) ORDER BY o.pk"
         )))
         .bind(pks)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         let deliveries = query(self.sql.of(concat!(
@@ -81,7 +81,7 @@ impl Postgres {
             " FROM {p}delivery d WHERE d.event_pk = ANY($1) ORDER BY d.id"
         )))
         .bind(pks)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         let attempts = query(self.sql.of(concat!(
@@ -90,7 +90,7 @@ impl Postgres {
             " FROM {p}attempt a WHERE a.event_pk = ANY($1) ORDER BY a.id"
         )))
         .bind(pks)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         let events = whole(
@@ -125,7 +125,7 @@ impl Postgres {
         .bind(column(traces, |trace| trace.pk))
         .bind(column(traces, |trace| i64::from(trace.deliveries)))
         .bind(column(traces, |trace| i64::from(trace.attempts)))
-        .fetch_one(&self.pool)
+        .fetch_one(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         Ok(u64::try_from(gone).unwrap_or(0))

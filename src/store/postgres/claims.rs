@@ -213,7 +213,7 @@ impl Postgres {
         .bind(id)
         .bind(millis(lease))
         .bind(signed(bytes))
-        .fetch_all(&self.claims)
+        .fetch_all(&mut *self.claims.lent().await?)
         .await
         .map_err(fault)?;
         claimed_events(id, &rows)
@@ -268,7 +268,7 @@ impl Postgres {
         .bind(id)
         .bind(millis(lease))
         .bind(signed(bytes))
-        .fetch_all(&self.claims)
+        .fetch_all(&mut *self.claims.lent().await?)
         .await
         .map_err(fault)?;
         claimed_events(id, &rows)
@@ -294,7 +294,7 @@ impl Postgres {
             .bind(millis(lease))
             .bind(i64::from(run))
             .bind(signed(bytes))
-            .fetch_all(&self.claims)
+            .fetch_all(&mut *self.claims.lent().await?)
             .await
             .map_err(fault)?;
         let mut claimed = Claimed {
@@ -371,7 +371,7 @@ impl Postgres {
         .bind(&parts.deliveries)
         .bind(&parts.delivery_claims)
         .bind(millis(lease))
-        .fetch_all(&self.leases)
+        .fetch_all(&mut *self.leases.lent().await?)
         .await
         .map_err(fault)?;
         let mut held = HashMap::with_capacity(rows.len());
@@ -418,7 +418,7 @@ impl Postgres {
             .bind(&parts.event_claims)
             .bind(&parts.deliveries)
             .bind(&parts.delivery_claims)
-            .fetch_one(&self.leases)
+            .fetch_one(&mut *self.leases.lent().await?)
             .await
             .map_err(fault)?;
             if !get::<bool>(&row, 0)? {

@@ -32,7 +32,7 @@ const TRIGGERS: &str = "SELECT project_id, name, spec_json, paused, revision, cr
 impl Postgres {
     pub(super) async fn version(&self) -> Result<ControlVersion, StoreError> {
         query_scalar(self.sql.of("SELECT version FROM {p}control_version"))
-            .fetch_one(&self.claims)
+            .fetch_one(&mut *self.claims.lent().await?)
             .await
             .map(ControlVersion)
             .map_err(fault)
@@ -50,7 +50,7 @@ impl Postgres {
     }
 
     pub(super) async fn all_definitions(&self) -> Result<Definitions, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             .execute(&mut *tx)
             .await
@@ -75,7 +75,7 @@ impl Postgres {
             .await
             .map_err(fault)?;
         let secrets = self.stamps(&mut tx).await?;
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         Ok(Definitions {
             version: ControlVersion(version),
             projects: projects.iter().map(project).collect::<Result<_, _>>()?,
@@ -89,7 +89,7 @@ impl Postgres {
     }
 
     pub(super) async fn create_project(&self, name: &str) -> Result<bool, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         let new =
             query(self.sql.of("INSERT INTO {p}project (name, created_at) VALUES ($1, {p}now_ms())
              ON CONFLICT DO NOTHING"))
@@ -102,7 +102,7 @@ impl Postgres {
         if new {
             self.raise(&mut tx).await?;
         }
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         // Its events may have been waiting.
         self.wake.ring();
         Ok(new)
@@ -113,7 +113,7 @@ impl Postgres {
         name: &str,
         enabled: bool,
     ) -> Result<bool, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         let found = query(self.sql.of("UPDATE {p}project SET enabled = $2 WHERE name = $1"))
             .bind(name)
             .bind(enabled)
@@ -125,13 +125,13 @@ impl Postgres {
         if found {
             self.raise(&mut tx).await?;
         }
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         self.wake.ring();
         Ok(found)
     }
 
     pub(super) async fn set_allow(&self, name: &str, allow: &Allow) -> Result<bool, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         let found = query(self.sql.of("UPDATE {p}project SET allow_json = $2 WHERE name = $1"))
             .bind(name)
             .bind(to_json(allow)?)
@@ -143,7 +143,7 @@ impl Postgres {
         if found {
             self.raise(&mut tx).await?;
         }
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         Ok(found)
     }
 
@@ -151,13 +151,16 @@ impl Postgres {
         &self,
         name: Option<&str>,
     ) -> Result<Vec<Project>, StoreError> {
-        let rows =
-            query(self.sql.of(PROJECTS)).bind(name).fetch_all(&self.pool).await.map_err(fault)?;
+        let rows = query(self.sql.of(PROJECTS))
+            .bind(name)
+            .fetch_all(&mut *self.pool.lent().await?)
+            .await
+            .map_err(fault)?;
         rows.iter().map(project).collect()
     }
 
     pub(super) async fn drop_project(&self, name: &str) -> Result<bool, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         let found = query(self.sql.of("DELETE FROM {p}project WHERE name = $1"))
             .bind(name)
             .execute(&mut *tx)
@@ -177,7 +180,7 @@ impl Postgres {
             }
             self.raise(&mut tx).await?;
         }
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         Ok(found)
     }
 
@@ -187,7 +190,7 @@ impl Postgres {
         name: &str,
         spec: &TriggerSpec,
     ) -> Result<Option<bool>, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         let revision = self.raise(&mut tx).await?;
         // Definitions change one after another, so neither plugin nor secret can
         // be deleted between this look and the commit.
@@ -224,7 +227,7 @@ impl Postgres {
         .fetch_one(&mut *tx)
         .await
         .map_err(fault)?;
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         self.wake.ring();
         Ok(Some(new))
     }
@@ -237,7 +240,7 @@ impl Postgres {
         let rows = query(self.sql.of(TRIGGERS))
             .bind(project)
             .bind(name)
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
         rows.iter().map(trigger).collect()
@@ -250,7 +253,7 @@ impl Postgres {
         reason: Option<&str>,
         only: Option<i64>,
     ) -> Result<bool, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         let revision = self.raise(&mut tx).await?;
         let found = query(
             self.sql
@@ -270,7 +273,7 @@ impl Postgres {
         if !found {
             return Ok(false);
         }
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         self.wake.ring();
         Ok(true)
     }
@@ -280,7 +283,7 @@ impl Postgres {
         project: &str,
         name: &str,
     ) -> Result<TriggerGone, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         let gone = query(self.sql.of("DELETE FROM {p}trigger WHERE project_id = $1 AND name = $2"))
             .bind(project)
             .bind(name)
@@ -291,7 +294,7 @@ impl Postgres {
             return Ok(TriggerGone::Unknown);
         }
         self.raise(&mut tx).await?;
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         Ok(TriggerGone::Yes)
     }
 
@@ -306,7 +309,7 @@ impl Postgres {
         .bind(role_name(row.key.role))
         .bind(&row.hash[..])
         .bind(row.key.expires_at)
-        .execute(&self.pool)
+        .execute(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         Ok(())
@@ -320,7 +323,7 @@ impl Postgres {
               ORDER BY created_at, id",
         ))
         .bind(hash)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         rows.iter()
@@ -340,7 +343,7 @@ impl Postgres {
     pub(super) async fn drop_key(&self, id: Uuid) -> Result<bool, StoreError> {
         let gone = query(self.sql.of("DELETE FROM {p}api_key WHERE id = $1"))
             .bind(id)
-            .execute(&self.pool)
+            .execute(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
         Ok(gone.rows_affected() > 0)
@@ -364,7 +367,7 @@ impl Postgres {
             .bind(name)
             .bind(env!("CARGO_PKG_VERSION"))
             .bind(millis(lease))
-            .fetch_one(&self.leases)
+            .fetch_one(&mut *self.leases.lent().await?)
             .await
             .map_err(fault)?;
         Ok(usize::try_from(live).unwrap_or(1))
@@ -373,7 +376,7 @@ impl Postgres {
     pub(super) async fn leave(&self, host: HostId) -> Result<(), StoreError> {
         query(self.sql.of("DELETE FROM {p}host WHERE id = $1"))
             .bind(host.0)
-            .execute(&self.leases)
+            .execute(&mut *self.leases.lent().await?)
             .await
             .map_err(fault)?;
         Ok(())
@@ -383,7 +386,7 @@ impl Postgres {
         let rows = query(self.sql.of(
             "SELECT id, name, version, started_at, heartbeat_at FROM {p}host ORDER BY started_at, id",
         ))
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         rows.iter()

@@ -91,7 +91,7 @@ impl Postgres {
         )))
         .bind(project)
         .bind(message_id)
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         row.as_ref().map(event_row).transpose()
@@ -145,7 +145,7 @@ impl Postgres {
         .bind(page.until)
         .bind(status)
         .bind(i64::from(page.limit))
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         let items = rows.iter().map(event_row).collect::<Result<Vec<_>, _>>()?;
@@ -181,7 +181,7 @@ impl Postgres {
         .bind(page.since)
         .bind(page.until)
         .bind(i64::from(page.limit))
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         let items = rows.iter().map(delivery_row).collect::<Result<Vec<_>, _>>()?;
@@ -204,7 +204,7 @@ impl Postgres {
         let rows = super::redrive::bind_filter(rows, project, filter)
             .bind(page.cursor)
             .bind(i64::from(page.limit))
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
         let items = rows.iter().map(delivery_row).collect::<Result<Vec<_>, _>>()?;
@@ -217,7 +217,7 @@ impl Postgres {
                 .of("SELECT holder FROM {p}lane WHERE lane = $1 AND lease_until >= {p}now_ms()"),
         )
         .bind(lane)
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         Ok(holder.flatten().map(HostId))
@@ -227,7 +227,7 @@ impl Postgres {
     /// indexes, up to a bound, and what has ended comes from the totals.
     pub(super) async fn tally(&self) -> Result<Status, StoreError> {
         let now: i64 = query_scalar(self.sql.of("SELECT {p}now_ms()"))
-            .fetch_one(&self.pool)
+            .fetch_one(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
         let mut status = Status { now, ..Status::default() };
@@ -241,7 +241,7 @@ impl Postgres {
         ))
         .bind(now)
         .bind(MAX_COUNT)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         for row in &rows {
@@ -260,7 +260,7 @@ impl Postgres {
               GROUP BY o.project_id"))
             .bind(now)
             .bind(MAX_COUNT)
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
         for row in &rows {
@@ -289,7 +289,7 @@ impl Postgres {
                        WHERE state = 'dead' LIMIT $1)) d
               GROUP BY d.project_id, d.trigger_name, d.state"))
             .bind(MAX_COUNT)
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
         let mut latest = Vec::with_capacity(rows.len());
@@ -307,7 +307,7 @@ impl Postgres {
             query(self.sql.of("SELECT project_id, trigger_name, last_error FROM {p}delivery
               WHERE id = ANY($1) AND last_error IS NOT NULL ORDER BY id"))
             .bind(&latest)
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
         for row in &rows {
@@ -322,7 +322,7 @@ impl Postgres {
             self.sql.of("SELECT project_id, trigger_name, sum(done)::bigint, sum(failed)::bigint
                FROM {p}counter GROUP BY project_id, trigger_name"),
         )
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         for row in &rows {
@@ -336,7 +336,7 @@ impl Postgres {
             }
         }
         let existing: Vec<String> = query_scalar(self.sql.of("SELECT name FROM {p}project"))
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
         for name in existing {
@@ -366,7 +366,7 @@ impl Postgres {
             .bind(millis(retention))
             .bind(self.swept.load(Ordering::Relaxed))
             .bind(i64::from(batch))
-            .fetch_one(&self.pool)
+            .fetch_one(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
             if let Some(old) = get::<Option<Vec<i64>>>(&row, 0)? {
@@ -386,7 +386,7 @@ impl Postgres {
     /// Deletes events and what belongs to them, but for those that are being
     /// replayed: whoever replays holds the row, and is seen once it is locked.
     async fn delete_events(&self, pks: &[i64]) -> Result<u64, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         query(self.sql.of("SELECT pk FROM {p}outbox WHERE pk = ANY($1) ORDER BY pk FOR UPDATE"))
             .bind(pks)
             .execute(&mut *tx)
@@ -406,7 +406,7 @@ impl Postgres {
         ] {
             query(self.sql.of(sql)).bind(&gone).execute(&mut *tx).await.map_err(fault)?;
         }
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         Ok(gone.len() as u64)
     }
 }

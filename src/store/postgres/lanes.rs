@@ -21,7 +21,7 @@ impl Postgres {
         want: usize,
         lease: Duration,
     ) -> Result<Vec<Lane>, StoreError> {
-        let mut tx = self.leases.begin().await.map_err(fault)?;
+        let mut tx = self.leases.begin().await?;
         // What waits for too long ends here: were it given up on this side
         // alone, it would keep the connection that renewals need.
         query(
@@ -80,7 +80,7 @@ impl Postgres {
         .execute(&mut *tx)
         .await
         .map_err(fault)?;
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         Ok(lanes)
     }
 
@@ -94,7 +94,7 @@ impl Postgres {
         ))
         .bind(host.0)
         .bind(millis(lease))
-        .fetch_all(&self.leases)
+        .fetch_all(&mut *self.leases.lent().await?)
         .await
         .map_err(fault)?;
         let mut lanes = rows.iter().map(|row| get(row, 0)).collect::<Result<Vec<Lane>, _>>()?;
@@ -108,7 +108,7 @@ impl Postgres {
         ))
         .bind(host.0)
         .bind(lanes)
-        .execute(&self.leases)
+        .execute(&mut *self.leases.lent().await?)
         .await
         .map_err(fault)?;
         Ok(())
@@ -135,7 +135,7 @@ impl Postgres {
         .bind(lane)
         .bind(event)
         .bind(delivery)
-        .fetch_all(&self.leases)
+        .fetch_all(&mut *self.leases.lent().await?)
         .await
         .map_err(fault)?;
         let noted = rows.iter().map(|row| get(row, 0)).collect::<Result<Vec<Lane>, _>>()?;
@@ -146,7 +146,7 @@ impl Postgres {
         let rows = query(self.sql.of(
             "SELECT lane, holder, greatest(lease_until - {p}now_ms(), 0) FROM {p}lane ORDER BY lane",
         ))
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         rows.iter()

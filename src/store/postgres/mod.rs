@@ -2,13 +2,13 @@
 
 use std::{str::FromStr, sync::atomic::AtomicI64, time::Duration};
 
-use sqlx::{
-    Connection as _, PgConnection, PgPool,
-    postgres::{PgConnectOptions, PgPoolOptions},
-};
+use sqlx::postgres::PgConnectOptions;
 use tokio::sync::OnceCell;
 
-use self::wake::Wake;
+use self::{
+    pool::{Pool, SIGN_OF_LIFE},
+    wake::Wake,
+};
 use super::{
     Options, StoreError,
     migrate::{Dialect, migrations},
@@ -22,6 +22,7 @@ mod control;
 mod inspect;
 mod lanes;
 mod plugins;
+mod pool;
 mod record;
 mod redrive;
 mod replay;
@@ -37,15 +38,15 @@ mod wake;
 #[derive(Debug)]
 pub struct Postgres {
     /// For settles: its plans are pinned.
-    router: PgPool,
+    router: Pool,
     /// For claims, with pinned plans too. A commit here doesn't wait for the
     /// disk: a crash of the server may take claims back, as if their leases
     /// had ended, and whoever has them finds out at the settle.
-    claims: PgPool,
+    claims: Pool,
     /// For everything else.
-    pool: PgPool,
+    pool: Pool,
     /// For leases alone, so that no other work can make one run out.
-    leases: PgPool,
+    leases: Pool,
     sql: Sql,
     wake: Wake,
     lanes: OnceCell<Lane>,
@@ -74,20 +75,6 @@ impl Postgres {
         let base = PgConnectOptions::from_str(url)
             .map_err(|error| StoreError::Setting(format!("the database URL: {error}")))?
             .application_name("outrigger");
-        let pool = |max: u32| {
-            PgPoolOptions::new()
-                .max_connections(max)
-                .acquire_timeout(options.patience)
-                .idle_timeout(Duration::from_mins(5))
-                // These ask in bounded time, instead of a ping that hasn't any.
-                .test_before_acquire(false)
-                .before_acquire(|connection, meta| {
-                    Box::pin(async move {
-                        if meta.idle_for < LIVELY { Ok(true) } else { answers(connection).await }
-                    })
-                })
-                .after_release(|connection, _| Box::pin(answers(connection)))
-        };
         // A session whose client has silently gone must not keep its locks.
         let idle = |limit: Duration| limit.as_millis().to_string();
         let base = base.options([
@@ -99,13 +86,14 @@ impl Postgres {
         let plain = base.clone().options([("jit", "off")]);
         let quick = [("idle_in_transaction_session_timeout", idle(SIGN_OF_LIFE))];
         let wake = Wake::new(plain.clone(), options);
+        let claiming = base.clone().options(PINNED).options([("synchronous_commit", "off")]);
+        let pool = |options_of: PgConnectOptions, max| Pool::new(options_of, max, options.patience);
+        let most = options.connections.max(2);
         Ok(Self {
-            claims: pool(2).connect_lazy_with(
-                base.clone().options(PINNED).options([("synchronous_commit", "off")]),
-            ),
-            router: pool(options.connections.max(2)).connect_lazy_with(base.options(PINNED)),
-            pool: pool(options.connections.max(2)).connect_lazy_with(plain.clone()),
-            leases: pool(2).connect_lazy_with(plain.options(quick)),
+            claims: pool(claiming, 2),
+            router: pool(base.options(PINNED), most),
+            pool: pool(plain.clone(), most),
+            leases: pool(plain.options(quick), 2),
             sql: Sql::new(options.prefix.clone()),
             wake,
             lanes: OnceCell::new(),
@@ -124,9 +112,7 @@ impl Postgres {
     ) -> Result<T, StoreError> {
         let patience = self.options.patience;
         let limit = lease.map_or(patience, |lease| patience.min((lease / 2).max(LEAST_WAIT)));
-        tokio::time::timeout(limit, work)
-            .await
-            .unwrap_or_else(|late| Err(StoreError::Unavailable(late.into())))
+        within(limit, work).await
     }
 
     /// Runs the migrations that this database hasn't had yet, one transaction
@@ -139,7 +125,7 @@ impl Postgres {
             self.options.lanes,
         );
         for step in &steps {
-            let mut tx = self.pool.begin().await.map_err(fault)?;
+            let mut tx = self.pool.begin().await?;
             // The lock is the database's, so that hosts with other prefixes
             // wait too; they don't wait long.
             sqlx::query("SELECT pg_advisory_xact_lock(7310579201166341)")
@@ -177,10 +163,10 @@ impl Postgres {
                 .execute(&mut *tx)
                 .await
                 .map_err(fault)?;
-            tx.commit().await.map_err(fault)?;
+            tx.commit().await?;
         }
         let lanes: i64 = sqlx::query_scalar(self.sql.of("SELECT count(*) FROM {p}lane"))
-            .fetch_one(&self.pool)
+            .fetch_one(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
         let lanes = Lane::try_from(lanes).unwrap_or(Lane::MAX);
@@ -193,19 +179,23 @@ impl Postgres {
 /// The shortest time that an answer is waited for, whatever the lease.
 const LEAST_WAIT: Duration = Duration::from_millis(500);
 
-/// How long a connection may take to say that it is alive. One whose other end
-/// has silently gone would hold its place in the pool for ever.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
+/// How long a plugin may take to be read, whose calls wait for it.
+const LOADING: Duration = Duration::from_mins(1);
 
-/// A connection that was used so lately isn't asked.
-const LIVELY: Duration = Duration::from_secs(1);
+/// How long it may take to look through many rows, or to change some.
+const LONG: Duration = Duration::from_mins(5);
 
-/// Whether a connection works; an error closes it without a farewell.
-async fn answers(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
-    match tokio::time::timeout(SIGN_OF_LIFE, connection.ping()).await {
-        Ok(alive) => alive.map(|()| true),
-        Err(late) => Err(sqlx::Error::Io(late.into())),
-    }
+/// The longest that anything may take: to delete a large project, say.
+const LONGEST: Duration = Duration::from_hours(1);
+
+/// Waits for an answer so long and no longer: the other end may have gone.
+async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    tokio::time::timeout(limit, work)
+        .await
+        .unwrap_or_else(|late| Err(StoreError::Unavailable(late.into())))
 }
 
 /// What a driver's error means to a caller.

@@ -24,7 +24,7 @@ impl Postgres {
         bytes: &[u8],
         activate: bool,
     ) -> Result<bool, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         self.raise(&mut tx).await?;
         let new = query(self.sql.of(
             "INSERT INTO {p}plugin_version (project_id, plugin_name, digest, info_json, component,
@@ -54,7 +54,7 @@ impl Postgres {
         .execute(&mut *tx)
         .await
         .map_err(fault)?;
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         Ok(new)
     }
 
@@ -64,7 +64,7 @@ impl Postgres {
         name: &str,
         digest: &str,
     ) -> Result<bool, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         self.raise(&mut tx).await?;
         let found = query(self.sql.of(
             "UPDATE {p}plugin SET active_digest = $3 WHERE project_id = $1 AND name = $2
@@ -79,7 +79,7 @@ impl Postgres {
         .map_err(fault)?
         .rows_affected()
             > 0;
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         Ok(found)
     }
 
@@ -97,7 +97,7 @@ impl Postgres {
         ))
         .bind(project)
         .bind(name)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         let mut plugins: Vec<Plugin> = Vec::new();
@@ -130,7 +130,7 @@ impl Postgres {
         ))
         .bind(project)
         .bind(digest)
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)
     }
@@ -140,7 +140,7 @@ impl Postgres {
         project: &str,
         name: &str,
     ) -> Result<Option<Vec<String>>, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         // Raised first: no trigger can come to name the plugin meanwhile.
         self.raise(&mut tx).await?;
         let rows = query(self.sql.of(
@@ -173,7 +173,7 @@ impl Postgres {
         .execute(&mut *tx)
         .await
         .map_err(fault)?;
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         Ok(Some(users))
     }
 }

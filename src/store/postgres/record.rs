@@ -38,15 +38,14 @@ impl Postgres {
         events: &[NewEvent],
         patience: Option<Duration>,
     ) -> Result<Vec<Recorded>, StoreError> {
-        let begun = match patience.map(millis) {
-            None => self.pool.begin().await,
+        let mut tx = match patience.map(millis) {
+            None => self.pool.begin().await?,
             Some(ms) => {
                 // One way to the server and back, as without.
                 let sql = format!("BEGIN; SET LOCAL lock_timeout = {}", ms.max(1));
-                self.pool.begin_with(AssertSqlSafe(sql)).await
+                self.pool.begin_with(AssertSqlSafe(sql)).await?
             }
         };
-        let mut tx = begun.map_err(fault)?;
         let ids: Vec<Uuid> = column(events, |e| e.message_id.unwrap_or_else(Uuid::now_v7));
         // A key given twice in one batch is the first one's: the conflict
         // clause sees rows of its own statement too.
@@ -87,7 +86,7 @@ impl Postgres {
             let (message_id, created_at) = (get(&row, 0)?, get(&row, 1)?);
             recorded.push(Recorded::Duplicate { message_id, created_at });
         }
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         Ok(recorded)
     }
 }

@@ -56,7 +56,7 @@ pub(super) fn bind_filter<'q>(
 
 impl Postgres {
     pub(super) async fn requeue_one(&self, project: &str, id: i64) -> Result<Requeued, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         let ours: Option<i64> =
             query_scalar(self.sql.of(
                 "SELECT id FROM {p}delivery WHERE id = $1 AND project_id = $2 AND state = 'dead'
@@ -73,7 +73,7 @@ impl Postgres {
         if self.requeue_all(&mut tx, project, &[id]).await? == 0 {
             return Ok(Requeued::Open);
         }
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         self.wake.ring();
         Ok(Requeued::Yes)
     }
@@ -135,7 +135,7 @@ impl Postgres {
         )
         .bind(id)
         .bind(project)
-        .execute(&self.pool)
+        .execute(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         Ok(gone.rows_affected() > 0)
@@ -148,7 +148,7 @@ impl Postgres {
     ) -> Result<i64, StoreError> {
         let sql = concat!("SELECT count(*) FROM {p}delivery d WHERE ", dead_matching!());
         let row = bind_filter(query(self.sql.of(sql)), project, filter)
-            .fetch_one(&self.pool)
+            .fetch_one(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
         get(&row, 0)
@@ -176,7 +176,7 @@ impl Postgres {
         .bind(to_json(filter)?)
         .bind(limit)
         .bind(total)
-        .fetch_one(&self.pool)
+        .fetch_one(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         operation(&row)
@@ -191,7 +191,7 @@ impl Postgres {
             query(self.sql.of("SELECT * FROM {p}operation WHERE id = $1 AND project_id = $2"))
                 .bind(id)
                 .bind(project)
-                .fetch_optional(&self.pool)
+                .fetch_optional(&mut *self.pool.lent().await?)
                 .await
                 .map_err(fault)?;
         row.as_ref().map(operation).transpose()
@@ -206,7 +206,7 @@ impl Postgres {
               WHERE id = $1 AND project_id = $2 AND state = 'running'"))
         .bind(id)
         .bind(project)
-        .execute(&self.pool)
+        .execute(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         self.one_operation(project, id).await
@@ -216,13 +216,13 @@ impl Postgres {
         // Most of the time there is nothing to do, and no transaction to begin.
         let some: bool = query_scalar(self.sql.of("SELECT EXISTS (SELECT FROM {p}operation
               WHERE state = 'running' AND kind IN ('requeue', 'purge'))"))
-        .fetch_one(&self.pool)
+        .fetch_one(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         if !some {
             return Ok(false);
         }
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         let row = query(self.sql.of("SELECT * FROM {p}operation
               WHERE state = 'running' AND kind IN ('requeue', 'purge')
               ORDER BY created_at LIMIT 1 FOR UPDATE SKIP LOCKED"))
@@ -279,7 +279,7 @@ impl Postgres {
         .execute(&mut *tx)
         .await
         .map_err(fault)?;
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         self.wake.ring();
         Ok(true)
     }
@@ -297,7 +297,7 @@ impl Postgres {
         ))
         .bind(project)
         .bind(trigger)
-        .fetch_one(&self.pool)
+        .fetch_one(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)
     }
@@ -308,7 +308,7 @@ impl Postgres {
         trigger: &str,
         dead: bool,
     ) -> Result<(), StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         let sql = if dead {
             self.sql.of(
                 "UPDATE {p}delivery SET state = 'dead', ended_at = {p}now_ms(), claim_id = NULL,
@@ -327,12 +327,12 @@ impl Postgres {
             .execute(&mut *tx)
             .await
             .map_err(fault)?;
-        tx.commit().await.map_err(fault)
+        tx.commit().await
     }
 
     /// Ends deliveries whose event was deleted by hand.
     pub(super) async fn bury_orphans(&self, ids: &[i64], claim: Uuid) -> Result<(), StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         query(self.sql.of(
             "UPDATE {p}delivery SET state = 'dead', ended_at = {p}now_ms(), claim_id = NULL,
                     claimed_until = NULL, last_kind = 'hostFault', last_error = 'the event is gone'
@@ -344,11 +344,11 @@ impl Postgres {
         .await
         .map_err(fault)?;
         self.release_successors(&mut tx, ids).await?;
-        tx.commit().await.map_err(fault)
+        tx.commit().await
     }
 
     pub(super) async fn delete_rows_of(&self, project: &str) -> Result<(), StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         for sql in [
             "DELETE FROM {p}attempt WHERE project_id = $1",
             "DELETE FROM {p}delivery WHERE project_id = $1",
@@ -359,7 +359,7 @@ impl Postgres {
         ] {
             query(self.sql.of(sql)).bind(project).execute(&mut *tx).await.map_err(fault)?;
         }
-        tx.commit().await.map_err(fault)
+        tx.commit().await
     }
 }
 

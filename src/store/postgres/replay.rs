@@ -58,7 +58,7 @@ impl Postgres {
         message_id: Uuid,
         to: &[Destination],
     ) -> Result<Replayed, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         let pk: Option<i64> = query_scalar(
             self.sql.of("SELECT pk FROM {p}outbox WHERE message_id = $1 AND project_id = $2"),
         )
@@ -69,7 +69,7 @@ impl Postgres {
         .map_err(fault)?;
         let Some(pk) = pk else { return Ok(Replayed::Unknown) };
         let made = self.replay_all(&mut tx, project, &[(pk, to)]).await?;
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         self.wake.ring();
         Ok(made.one().unwrap_or(Replayed::Unknown))
     }
@@ -174,7 +174,7 @@ impl Postgres {
     ) -> Result<i64, StoreError> {
         let sql = concat!("SELECT count(*) FROM {p}outbox o WHERE ", events_matching!());
         let row = bind_filter(query(self.sql.of(sql)), project, filter)
-            .fetch_one(&self.pool)
+            .fetch_one(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
         get(&row, 0)
@@ -201,7 +201,7 @@ impl Postgres {
         .bind(to_json(filter)?)
         .bind(limit)
         .bind(total)
-        .fetch_one(&self.pool)
+        .fetch_one(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         operation(&row)
@@ -212,7 +212,7 @@ impl Postgres {
     pub(super) async fn next_replay(&self, batch: u32) -> Result<Option<ReplayBatch>, StoreError> {
         let row = query(self.sql.of("SELECT * FROM {p}operation
               WHERE state = 'running' AND kind = 'replay' ORDER BY updated_at, id LIMIT 1"))
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         let Some(work) = row.as_ref().map(operation).transpose()? else { return Ok(None) };
@@ -221,7 +221,7 @@ impl Postgres {
         .bind(work.cursor)
         .bind(work.last)
         .bind(LOOKS)
-        .fetch_one(&self.pool)
+        .fetch_one(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         let last = get::<Option<i64>>(&look, 0)?.unwrap_or(work.cursor);
@@ -238,7 +238,7 @@ impl Postgres {
             .bind(work.cursor)
             .bind(last)
             .bind(take)
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
         let found = |row: &PgRow| Ok((get(row, 0)?, get(row, 1)?, get(row, 2)?));
@@ -249,8 +249,11 @@ impl Postgres {
             event_columns!(),
             " FROM {p}outbox o WHERE o.pk = ANY($1) ORDER BY o.pk"
         );
-        let rows =
-            query(self.sql.of(sql)).bind(&part.pks).fetch_all(&self.pool).await.map_err(fault)?;
+        let rows = query(self.sql.of(sql))
+            .bind(&part.pks)
+            .fetch_all(&mut *self.pool.lent().await?)
+            .await
+            .map_err(fault)?;
         let events = rows.iter().map(event).collect::<Result<Vec<_>, _>>()?;
         Ok(Some(ReplayBatch { operation: work, events, part }))
     }
@@ -261,7 +264,7 @@ impl Postgres {
         to: &[Vec<Destination>],
     ) -> Result<(), StoreError> {
         let ReplayBatch { operation: work, part, .. } = batch;
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         let row = query(self.sql.of("SELECT * FROM {p}operation WHERE id = $1 FOR UPDATE"))
             .bind(work.id)
             .fetch_optional(&mut *tx)
@@ -290,7 +293,7 @@ impl Postgres {
         .execute(&mut *tx)
         .await
         .map_err(fault)?;
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         self.wake.ring();
         Ok(())
     }

@@ -20,7 +20,7 @@ impl Postgres {
         sealed: &[u8],
         most: u32,
     ) -> Result<SecretPut, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         // Definitions change one after another, so the count holds.
         self.raise(&mut tx).await?;
         let row = query(self.sql.of(
@@ -45,7 +45,7 @@ impl Postgres {
         .execute(&mut *tx)
         .await
         .map_err(fault)?;
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         self.wake.ring();
         Ok(if known == 0 { SecretPut::New } else { SecretPut::Replaced })
     }
@@ -56,7 +56,7 @@ impl Postgres {
                 .of("SELECT name, updated_at FROM {p}secret WHERE project_id = $1 ORDER BY name"),
         )
         .bind(project)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         let info = |row| Ok(SecretInfo { name: get(row, 0)?, updated_at: get(row, 1)? });
@@ -72,7 +72,7 @@ impl Postgres {
               WHERE project_id = $1 AND name = ANY($2) ORDER BY name"))
         .bind(project)
         .bind(names)
-        .fetch_all(&self.router)
+        .fetch_all(&mut *self.router.lent().await?)
         .await
         .map_err(fault)?;
         rows.iter().map(sealed).collect()
@@ -83,7 +83,7 @@ impl Postgres {
         project: &str,
         name: &str,
     ) -> Result<Option<Vec<String>>, StoreError> {
-        let mut tx = self.pool.begin().await.map_err(fault)?;
+        let mut tx = self.pool.begin().await?;
         // Raised first: no trigger can come to be granted it meanwhile.
         self.raise(&mut tx).await?;
         let rows = query(self.sql.of("SELECT name FROM {p}trigger
@@ -109,7 +109,7 @@ impl Postgres {
         if gone.rows_affected() == 0 {
             return Ok(None);
         }
-        tx.commit().await.map_err(fault)?;
+        tx.commit().await?;
         Ok(Some(users))
     }
 
@@ -125,7 +125,7 @@ impl Postgres {
         .bind(project)
         .bind(name)
         .bind(i64::from(limit))
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         rows.iter().map(sealed).collect()
@@ -144,7 +144,7 @@ impl Postgres {
         .bind(&old.name)
         .bind(&old.sealed)
         .bind(sealed)
-        .execute(&self.pool)
+        .execute(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         Ok(done.rows_affected() > 0)

@@ -3,13 +3,14 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use sqlx::{AssertSqlSafe, PgConnection, Transaction, query};
+use sqlx::{AssertSqlSafe, PgConnection, query};
 use uuid::Uuid;
 
 use super::{
     Postgres, Texts,
     claims::{Parts, get},
     column, fault,
+    pool::Tx,
     record::insert_events,
 };
 use crate::{
@@ -42,15 +43,15 @@ impl Postgres {
             if let Some(plain) = plain(group) {
                 if self.dispatch_held(&mut tx, &plain).await? {
                     self.write_rest(&mut tx, &group.iter().collect::<Vec<_>>()).await?;
-                    tx.commit().await.map_err(fault)?;
+                    tx.commit().await?;
                     return Ok(vec![Settled::Done; group.len()]);
                 }
                 // Some are lost: one by one, it is found out which.
-                tx.rollback().await.map_err(fault)?;
+                tx.rollback().await?;
                 tx = self.begin_bounded(within).await?;
             }
             let verdicts = self.write_rows(&mut tx, group).await?;
-            tx.commit().await.map_err(fault)?;
+            tx.commit().await?;
             Ok(verdicts)
         };
         tokio::time::timeout(within, work)
@@ -60,16 +61,13 @@ impl Postgres {
 
     /// A transaction in which a wait for a lock ends before the leases do, and
     /// which ends then too if this host is heard of no more.
-    async fn begin_bounded(
-        &self,
-        within: Duration,
-    ) -> Result<Transaction<'static, sqlx::Postgres>, StoreError> {
+    async fn begin_bounded(&self, within: Duration) -> Result<Tx, StoreError> {
         let millis = millis(within).max(1);
         let begin = format!(
             "BEGIN; SET LOCAL lock_timeout = {millis}; SET LOCAL statement_timeout = {millis};
              SET LOCAL idle_in_transaction_session_timeout = {millis}"
         );
-        self.router.begin_with(AssertSqlSafe(begin)).await.map_err(fault)
+        self.router.begin_with(AssertSqlSafe(begin)).await
     }
 
     /// Dispatches events in the same statement that finds out whether their

@@ -35,7 +35,7 @@ impl Postgres {
         .bind(project)
         .bind(trigger)
         .bind(key)
-        .fetch_optional(&self.router)
+        .fetch_optional(&mut *self.router.lent().await?)
         .await
         .map_err(fault)?;
         row.map(|row| get(&row, 0)).transpose()
@@ -75,7 +75,7 @@ impl Postgres {
             .bind(prefix)
             .bind(after.unwrap_or(""))
             .bind(i64::from(limit))
-            .fetch_all(&self.pool)
+            .fetch_all(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)?;
         let entry =

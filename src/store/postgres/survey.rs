@@ -46,7 +46,7 @@ impl Postgres {
                       AND o.available_at IS NOT NULL
                     ORDER BY o.lane, o.available_at LIMIT 1) h"))
         .bind(lanes)
-        .fetch_all(&self.claims)
+        .fetch_all(&mut *self.claims.lent().await?)
         .await
         .map_err(fault)?;
         let mut survey = Survey::default();
@@ -85,7 +85,7 @@ impl Postgres {
                   ORDER BY o.lane, o.project_id LIMIT 1) n"))
         .bind(lanes)
         .bind(known)
-        .fetch_all(&self.claims)
+        .fetch_all(&mut *self.claims.lent().await?)
         .await
         .map_err(fault)?;
         rows.iter()

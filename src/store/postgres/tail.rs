@@ -54,7 +54,7 @@ impl Postgres {
         .bind(page.until)
         .bind(filter.kind.map(FailureKind::as_str))
         .bind(i64::from(page.limit))
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         let items = rows.iter().map(attempt_row).collect::<Result<Vec<_>, _>>()?;
@@ -63,7 +63,7 @@ impl Postgres {
 
     pub(super) async fn last_attempt(&self) -> Result<i64, StoreError> {
         query_scalar(self.sql.of("SELECT coalesce(max(id), 0) FROM {p}attempt"))
-            .fetch_one(&self.pool)
+            .fetch_one(&mut *self.pool.lent().await?)
             .await
             .map_err(fault)
     }
@@ -84,7 +84,7 @@ impl Postgres {
         .bind(project)
         .bind(above)
         .bind(i64::from(limit))
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         ids.reverse();
@@ -102,7 +102,7 @@ impl Postgres {
         )))
         .bind(project)
         .bind(ids)
-        .fetch_all(&self.pool)
+        .fetch_all(&mut *self.pool.lent().await?)
         .await
         .map_err(fault)?;
         rows.iter().map(attempt_row).collect()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use super::{Postgres, fault};
+use super::{LOADING, LONG, LONGEST, Postgres, fault, within};
 use crate::{
     model::{
         Lane,
@@ -54,7 +54,7 @@ impl Queue for Postgres {
         self.in_time(None, self.let_go(host, lanes)).await
     }
     async fn lane_holders(&self) -> Result<Vec<(Lane, Option<HostId>, i64)>, StoreError> {
-        self.holders().await
+        self.in_time(None, self.holders()).await
     }
     async fn survey(&self, lanes: &[Lane]) -> Result<Survey, StoreError> {
         self.in_time(None, self.find_work(lanes)).await
@@ -133,14 +133,17 @@ impl Queue for Postgres {
         after: Option<&str>,
         limit: u32,
     ) -> Result<Vec<String>, StoreError> {
-        let mut db = self.router.acquire().await.map_err(fault)?;
-        self.key_list(&mut db, (project, trigger), prefix, after, limit).await
+        let work = async {
+            let mut db = self.router.lent().await?;
+            self.key_list(&mut db, (project, trigger), prefix, after, limit).await
+        };
+        self.in_time(None, work).await
     }
     fn longest_sleep(&self, poll: Duration) -> Duration {
         if self.wake.tells() { poll * 2 } else { poll }
     }
     async fn wait_for_events(&self, at_most: Duration) {
-        self.wake.wait(&self.pool, at_most).await;
+        self.wake.wait(at_most).await;
     }
     fn wake(&self) {
         self.wake.ring();
@@ -150,7 +153,7 @@ impl Queue for Postgres {
 #[async_trait]
 impl Inspect for Postgres {
     async fn event(&self, project: &str, message_id: Uuid) -> Result<Option<EventRow>, StoreError> {
-        self.one_event(project, message_id).await
+        within(LONG, self.one_event(project, message_id)).await
     }
     async fn events(
         &self,
@@ -158,7 +161,7 @@ impl Inspect for Postgres {
         filter: &EventFilter,
         page: &PageRequest,
     ) -> Result<Page<EventRow>, StoreError> {
-        self.event_page(project, filter, page).await
+        within(LONG, self.event_page(project, filter, page)).await
     }
     async fn deliveries(
         &self,
@@ -166,7 +169,7 @@ impl Inspect for Postgres {
         filter: &DeliveryFilter,
         page: &PageRequest,
     ) -> Result<Page<DeliveryRow>, StoreError> {
-        self.delivery_page(project, filter, page).await
+        within(LONG, self.delivery_page(project, filter, page)).await
     }
     async fn dead_letters(
         &self,
@@ -174,7 +177,7 @@ impl Inspect for Postgres {
         filter: &DeadLetterFilter,
         page: &PageRequest,
     ) -> Result<Page<DeliveryRow>, StoreError> {
-        self.dead_page(project, filter, page).await
+        within(LONG, self.dead_page(project, filter, page)).await
     }
     async fn attempts(
         &self,
@@ -182,10 +185,10 @@ impl Inspect for Postgres {
         filter: &AttemptFilter,
         page: &PageRequest,
     ) -> Result<Page<AttemptRow>, StoreError> {
-        self.attempt_page(project, filter, page).await
+        within(LONG, self.attempt_page(project, filter, page)).await
     }
     async fn newest_attempt(&self) -> Result<i64, StoreError> {
-        self.last_attempt().await
+        within(LONG, self.last_attempt()).await
     }
     async fn attempt_ids(
         &self,
@@ -193,27 +196,27 @@ impl Inspect for Postgres {
         above: i64,
         limit: u32,
     ) -> Result<Vec<i64>, StoreError> {
-        self.last_attempts(project, above, limit).await
+        within(LONG, self.last_attempts(project, above, limit)).await
     }
     async fn attempts_by_id(
         &self,
         project: &str,
         ids: &[i64],
     ) -> Result<Vec<AttemptRow>, StoreError> {
-        self.these_attempts(project, ids).await
+        within(LONG, self.these_attempts(project, ids)).await
     }
     async fn requeue(&self, project: &str, id: i64) -> Result<Requeued, StoreError> {
-        self.requeue_one(project, id).await
+        within(LONG, self.requeue_one(project, id)).await
     }
     async fn purge(&self, project: &str, id: i64) -> Result<bool, StoreError> {
-        self.purge_one(project, id).await
+        within(LONG, self.purge_one(project, id)).await
     }
     async fn count_dead(
         &self,
         project: &str,
         filter: &DeadLetterFilter,
     ) -> Result<i64, StoreError> {
-        self.dead_count(project, filter).await
+        within(LONG, self.dead_count(project, filter)).await
     }
     async fn start(
         &self,
@@ -222,16 +225,16 @@ impl Inspect for Postgres {
         filter: &DeadLetterFilter,
         limit: Option<i64>,
     ) -> Result<Operation, StoreError> {
-        self.start_operation(project, kind, filter, limit).await
+        within(LONG, self.start_operation(project, kind, filter, limit)).await
     }
     async fn operation(&self, project: &str, id: Uuid) -> Result<Option<Operation>, StoreError> {
-        self.one_operation(project, id).await
+        within(LONG, self.one_operation(project, id)).await
     }
     async fn cancel(&self, project: &str, id: Uuid) -> Result<Option<Operation>, StoreError> {
-        self.cancel_operation(project, id).await
+        within(LONG, self.cancel_operation(project, id)).await
     }
     async fn advance(&self, batch: u32) -> Result<bool, StoreError> {
-        self.advance_one(batch).await
+        within(LONG, self.advance_one(batch)).await
     }
     async fn replay(
         &self,
@@ -239,10 +242,10 @@ impl Inspect for Postgres {
         message_id: Uuid,
         to: &[Destination],
     ) -> Result<Replayed, StoreError> {
-        self.replay_one(project, message_id, to).await
+        within(LONG, self.replay_one(project, message_id, to)).await
     }
     async fn count_events(&self, project: &str, filter: &ReplayFilter) -> Result<i64, StoreError> {
-        self.event_count(project, filter).await
+        within(LONG, self.event_count(project, filter)).await
     }
     async fn start_replay(
         &self,
@@ -250,20 +253,20 @@ impl Inspect for Postgres {
         filter: &ReplayFilter,
         limit: Option<i64>,
     ) -> Result<Operation, StoreError> {
-        self.begin_replay(project, filter, limit).await
+        within(LONG, self.begin_replay(project, filter, limit)).await
     }
     async fn replay_batch(&self, batch: u32) -> Result<Option<ReplayBatch>, StoreError> {
-        self.next_replay(batch).await
+        within(LONG, self.next_replay(batch)).await
     }
     async fn replay_part(
         &self,
         batch: &ReplayBatch,
         to: &[Vec<Destination>],
     ) -> Result<(), StoreError> {
-        self.write_replay(batch, to).await
+        within(LONG, self.write_replay(batch, to)).await
     }
     async fn count_deliveries(&self, project: &str, trigger: &str) -> Result<i64, StoreError> {
-        self.delivery_count(project, trigger).await
+        within(LONG, self.delivery_count(project, trigger)).await
     }
     async fn end_trigger(
         &self,
@@ -271,7 +274,7 @@ impl Inspect for Postgres {
         trigger: &str,
         dead: bool,
     ) -> Result<(), StoreError> {
-        self.end_all(project, trigger, dead).await
+        within(LONGEST, self.end_all(project, trigger, dead)).await
     }
     async fn state(
         &self,
@@ -281,19 +284,19 @@ impl Inspect for Postgres {
         after: Option<&str>,
         limit: u32,
     ) -> Result<Vec<StateEntry>, StoreError> {
-        self.entries(project, trigger, prefix, after, limit).await
+        within(LONG, self.entries(project, trigger, prefix, after, limit)).await
     }
     async fn delete_project_data(&self, project: &str) -> Result<(), StoreError> {
-        self.delete_rows_of(project).await
+        within(LONGEST, self.delete_rows_of(project)).await
     }
     async fn lane_holder(&self, lane: Lane) -> Result<Option<HostId>, StoreError> {
-        self.holder(lane).await
+        self.in_time(None, self.holder(lane)).await
     }
     async fn status(&self) -> Result<Status, StoreError> {
-        self.tally().await
+        within(LONG, self.tally()).await
     }
     async fn sweep(&self, retention: Duration, batch: u32) -> Result<u64, StoreError> {
-        self.delete_old(retention, batch).await
+        within(LONG, self.delete_old(retention, batch)).await
     }
     async fn aged(
         &self,
@@ -302,20 +305,24 @@ impl Inspect for Postgres {
         after: i64,
         batch: u32,
     ) -> Result<Aged, StoreError> {
-        self.read_old(lanes, retention, after, batch).await
+        within(LONG, self.read_old(lanes, retention, after, batch)).await
     }
     async fn forget(&self, traces: &[Trace]) -> Result<u64, StoreError> {
-        self.delete_read(traces).await
+        within(LONG, self.delete_read(traces)).await
     }
 }
 
 #[async_trait]
 impl Control for Postgres {
     async fn migrate(&self) -> Result<(), StoreError> {
-        self.bring_up().await
+        within(LONGEST, self.bring_up()).await
     }
     async fn ping(&self) -> Result<(), StoreError> {
-        sqlx::query("SELECT 1").execute(&self.pool).await.map(drop).map_err(fault)
+        let work = async {
+            let mut db = self.pool.lent().await?;
+            sqlx::query("SELECT 1").execute(&mut *db).await.map(drop).map_err(fault)
+        };
+        self.in_time(None, work).await
     }
     async fn control_version(&self) -> Result<ControlVersion, StoreError> {
         self.in_time(None, self.version()).await
@@ -324,22 +331,22 @@ impl Control for Postgres {
         self.in_time(None, Box::pin(self.all_definitions())).await
     }
     async fn put_project(&self, name: &str) -> Result<bool, StoreError> {
-        self.create_project(name).await
+        self.in_time(None, self.create_project(name)).await
     }
     async fn enable_project(&self, name: &str, enabled: bool) -> Result<bool, StoreError> {
-        self.switch_project(name, enabled).await
+        self.in_time(None, self.switch_project(name, enabled)).await
     }
     async fn allow(&self, project: &str, allow: &Allow) -> Result<bool, StoreError> {
-        self.set_allow(project, allow).await
+        self.in_time(None, self.set_allow(project, allow)).await
     }
     async fn project(&self, name: &str) -> Result<Option<Project>, StoreError> {
-        Ok(self.list_projects(Some(name)).await?.pop())
+        Ok(self.in_time(None, self.list_projects(Some(name))).await?.pop())
     }
     async fn projects(&self) -> Result<Vec<Project>, StoreError> {
-        self.list_projects(None).await
+        self.in_time(None, self.list_projects(None)).await
     }
     async fn delete_project(&self, name: &str) -> Result<bool, StoreError> {
-        self.drop_project(name).await
+        within(LONGEST, self.drop_project(name)).await
     }
     async fn put_plugin(
         &self,
@@ -349,7 +356,7 @@ impl Control for Postgres {
         bytes: &[u8],
         activate: bool,
     ) -> Result<bool, StoreError> {
-        self.store_plugin(project, name, info, bytes, activate).await
+        within(LONG, self.store_plugin(project, name, info, bytes, activate)).await
     }
     async fn activate_plugin(
         &self,
@@ -357,27 +364,27 @@ impl Control for Postgres {
         name: &str,
         digest: &str,
     ) -> Result<bool, StoreError> {
-        self.set_active(project, name, digest).await
+        self.in_time(None, self.set_active(project, name, digest)).await
     }
     async fn plugin(&self, project: &str, name: &str) -> Result<Option<Plugin>, StoreError> {
-        Ok(self.list_plugins(project, Some(name)).await?.pop())
+        Ok(within(LONG, self.list_plugins(project, Some(name))).await?.pop())
     }
     async fn plugins(&self, project: &str) -> Result<Vec<Plugin>, StoreError> {
-        self.list_plugins(project, None).await
+        within(LONG, self.list_plugins(project, None)).await
     }
     async fn plugin_bytes(
         &self,
         project: &str,
         digest: &str,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        self.component(project, digest).await
+        within(LOADING, self.component(project, digest)).await
     }
     async fn delete_plugin(
         &self,
         project: &str,
         name: &str,
     ) -> Result<Option<Vec<String>>, StoreError> {
-        self.drop_plugin(project, name).await
+        self.in_time(None, self.drop_plugin(project, name)).await
     }
     async fn put_trigger(
         &self,
@@ -385,13 +392,13 @@ impl Control for Postgres {
         name: &str,
         spec: &TriggerSpec,
     ) -> Result<Option<bool>, StoreError> {
-        self.store_trigger(project, name, spec).await
+        self.in_time(None, self.store_trigger(project, name, spec)).await
     }
     async fn trigger(&self, project: &str, name: &str) -> Result<Option<Trigger>, StoreError> {
-        Ok(self.list_triggers(project, Some(name)).await?.pop())
+        Ok(self.in_time(None, self.list_triggers(project, Some(name))).await?.pop())
     }
     async fn triggers(&self, project: &str) -> Result<Vec<Trigger>, StoreError> {
-        self.list_triggers(project, None).await
+        self.in_time(None, self.list_triggers(project, None)).await
     }
     async fn pause_trigger(
         &self,
@@ -400,10 +407,10 @@ impl Control for Postgres {
         reason: Option<&str>,
         revision: Option<i64>,
     ) -> Result<bool, StoreError> {
-        self.set_paused(project, name, reason, revision).await
+        self.in_time(None, self.set_paused(project, name, reason, revision)).await
     }
     async fn delete_trigger(&self, project: &str, name: &str) -> Result<TriggerGone, StoreError> {
-        self.drop_trigger(project, name).await
+        within(LONG, self.drop_trigger(project, name)).await
     }
     async fn put_secret(
         &self,
@@ -412,10 +419,10 @@ impl Control for Postgres {
         sealed: &[u8],
         most: u32,
     ) -> Result<SecretPut, StoreError> {
-        self.store_secret(project, name, sealed, most).await
+        self.in_time(None, self.store_secret(project, name, sealed, most)).await
     }
     async fn secrets(&self, project: &str) -> Result<Vec<SecretInfo>, StoreError> {
-        self.list_secrets(project).await
+        self.in_time(None, self.list_secrets(project)).await
     }
     async fn sealed_secrets(
         &self,
@@ -429,29 +436,29 @@ impl Control for Postgres {
         project: &str,
         name: &str,
     ) -> Result<Option<Vec<String>>, StoreError> {
-        self.drop_secret(project, name).await
+        self.in_time(None, self.drop_secret(project, name)).await
     }
     async fn all_sealed(
         &self,
         after: Option<(&str, &str)>,
         limit: u32,
     ) -> Result<Vec<SealedSecret>, StoreError> {
-        self.sealed_page(after, limit).await
+        self.in_time(None, self.sealed_page(after, limit)).await
     }
     async fn reseal(&self, old: &SealedSecret, sealed: &[u8]) -> Result<bool, StoreError> {
-        self.replace_sealed(old, sealed).await
+        self.in_time(None, self.replace_sealed(old, sealed)).await
     }
     async fn put_key(&self, key: &KeyRow) -> Result<(), StoreError> {
-        self.store_key(key).await
+        self.in_time(None, self.store_key(key)).await
     }
     async fn key_by_hash(&self, hash: &[u8; 32]) -> Result<Option<ApiKey>, StoreError> {
-        Ok(self.list_keys(Some(hash)).await?.pop())
+        Ok(self.in_time(None, self.list_keys(Some(hash))).await?.pop())
     }
     async fn keys(&self) -> Result<Vec<ApiKey>, StoreError> {
-        self.list_keys(None).await
+        self.in_time(None, self.list_keys(None)).await
     }
     async fn delete_key(&self, id: Uuid) -> Result<bool, StoreError> {
-        self.drop_key(id).await
+        self.in_time(None, self.drop_key(id)).await
     }
     async fn heartbeat(
         &self,
@@ -459,12 +466,12 @@ impl Control for Postgres {
         name: &str,
         lease: Duration,
     ) -> Result<usize, StoreError> {
-        self.beat(host, name, lease).await
+        self.in_time(None, self.beat(host, name, lease)).await
     }
     async fn goodbye(&self, host: HostId) -> Result<(), StoreError> {
-        self.leave(host).await
+        self.in_time(None, self.leave(host)).await
     }
     async fn hosts(&self) -> Result<Vec<HostInfo>, StoreError> {
-        self.list_hosts().await
+        self.in_time(None, self.list_hosts()).await
     }
 }

@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use outrigger::store::{HostId, Options, Store, connect};
 use sqlx::{Connection, Executor, PgConnection};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
+use uuid::Uuid;
 
 use super::{
     QUICK,
@@ -118,4 +120,77 @@ async fn a_host_that_hears_nothing_lets_go_and_comes_back() {
     load.drained(&database.url).await;
     assert!(far.metric("outrigger_dispatched_events_total").await > before);
     assert_eq!(near.get("/healthz").await["status"], "ok");
+}
+
+/// A store behind a proxy, with few connections and little patience.
+async fn behind(proxy: &Proxy) -> std::sync::Arc<dyn Store> {
+    let options =
+        Options { connections: 2, patience: Duration::from_secs(1), ..Options::default() };
+    connect(proxy.url(), &options).await.unwrap()
+}
+
+/// Uses every kind of connection.
+async fn exchange(store: &dyn Store) -> Result<(), outrigger::store::StoreError> {
+    store.control_version().await?;
+    store.projects().await?;
+    store.heartbeat(HostId(Uuid::new_v4()), "far", Duration::from_mins(1)).await?;
+    store.state_value("shop", "orders", "key").await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_fall_silent_on_their_way_back_lose_no_place() {
+    let database = Database::postgres().await;
+    let proxy = Proxy::start(&database.url).await;
+    let store = behind(&proxy).await;
+    exchange(&*store).await.unwrap();
+    proxy.weather(Weather::Mute);
+    let mut failed = 0;
+    let end = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < end {
+        failed += u32::from(exchange(&*store).await.is_err());
+        sleep(Duration::from_millis(10)).await;
+    }
+    proxy.weather(Weather::Fair);
+    // No connection has answered two pings: the fault was there.
+    assert!(failed > 0, "nothing fell silent");
+    eventually("all connections are back", LONG, async || {
+        exchange(&*store).await.map_err(|error| error.to_string())
+    })
+    .await;
+    for _ in 0..20 {
+        exchange(&*store).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_was_given_up_as_it_began_takes_nothing_with_it() {
+    let database = Database::postgres().await;
+    let proxy = Proxy::start(&database.url).await;
+    let store = behind(&proxy).await;
+    let (host, lease) = (HostId(Uuid::new_v4()), Duration::from_mins(1));
+    store.heartbeat(host, "far", lease).await.unwrap();
+    let mut rows = PgConnection::connect(&database.url).await.unwrap();
+    for turn in 0..20 {
+        // Given up anywhere on its way, mostly before its `BEGIN` is answered.
+        proxy.weather(Weather::Slow(Duration::from_millis(20)));
+        let given_up = Duration::from_millis(10 + 5 * (turn % 10));
+        let taken = timeout(given_up, store.take_lanes(host, 1, lease)).await;
+        proxy.weather(Weather::Fair);
+        // Whatever a connection was at, what it writes next is written.
+        for _ in 0..3 {
+            let new = HostId(Uuid::new_v4());
+            eventually("a heartbeat", LONG, async || {
+                store.heartbeat(new, "far", lease).await.map_err(|error| error.to_string())?;
+                Ok::<_, String>(())
+            })
+            .await;
+            let seen: bool =
+                sqlx::query_scalar("SELECT EXISTS (SELECT FROM outrigger_host WHERE id = $1)")
+                    .bind(new.0)
+                    .fetch_one(&mut rows)
+                    .await
+                    .unwrap();
+            assert!(seen, "turn {turn}, {taken:?}: a heartbeat that isn't there");
+        }
+    }
 }

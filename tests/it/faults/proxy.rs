@@ -31,6 +31,9 @@ pub(super) enum Weather {
     /// Swallows them without a word; a connection that lost some stays silent
     /// when the weather is fair again.
     Hole,
+    /// Swallows the answer to every other ping of a connection, which stays
+    /// silent from then on, as above.
+    Mute,
 }
 
 /// What happens to the connections that there are.
@@ -159,10 +162,13 @@ impl Line {
 
     async fn pump(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, answers: bool) {
         let mut piece = vec![0; 64 << 10];
+        let mut pongs = 0_u32;
         loop {
             let read = from.read(&mut piece).await;
             let weather = *self.weather.borrow();
-            if weather == Weather::Hole {
+            pongs += u32::from(answers && matches!(read, Ok(PONG)));
+            let mute = weather == Weather::Mute && matches!(read, Ok(PONG)) && pongs % 2 == 0;
+            if weather == Weather::Hole || answers && mute {
                 self.silent.store(true, Ordering::Relaxed);
             }
             if self.silent.load(Ordering::Relaxed) {
