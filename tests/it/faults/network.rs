@@ -126,7 +126,9 @@ async fn a_host_that_hears_nothing_lets_go_and_comes_back() {
 async fn behind(proxy: &Proxy) -> std::sync::Arc<dyn Store> {
     let options =
         Options { connections: 2, patience: Duration::from_secs(1), ..Options::default() };
-    connect(proxy.url(), &options).await.unwrap()
+    let store = connect(proxy.url(), &options).await.unwrap();
+    store.migrate().await.unwrap();
+    store
 }
 
 /// Uses every kind of connection.
