@@ -196,3 +196,35 @@ async fn a_transaction_that_was_given_up_as_it_began_takes_nothing_with_it() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listener_that_falls_silent_is_replaced() {
+    let database = Database::postgres().await;
+    let proxy = Proxy::start(&database.url).await;
+    let store = behind(&proxy).await;
+    let mut rows = PgConnection::connect(&database.url).await.unwrap();
+    let record = "INSERT INTO outrigger_outbox
+                      (project_id, resource, aggregate_id, event_name, payload_json)
+                  VALUES ('shop', 'plain', '1', 'plain.done', '{}')";
+    let mut told = async || {
+        let waits = async {
+            store.wait_for_events(Duration::from_secs(4)).await;
+            Ok(())
+        };
+        let records = async {
+            sleep(Duration::from_millis(300)).await;
+            rows.execute(record).await.unwrap();
+            sleep(Duration::from_secs(2)).await;
+            Err("nothing was told")
+        };
+        tokio::select! { told = waits => told, not = records => not }
+    };
+    eventually("it is told", LONG, &mut told).await;
+    proxy.weather(Weather::Hole);
+    // The second asks to be told once more, and is never answered.
+    for _ in 0..2 {
+        store.wait_for_events(Duration::from_secs(5)).await;
+    }
+    proxy.weather(Weather::Fair);
+    eventually("it is told again", LONG, &mut told).await;
+}
