@@ -167,7 +167,8 @@ impl Line {
             let read = from.read(&mut piece).await;
             let weather = *self.weather.borrow();
             pongs += u32::from(answers && matches!(read, Ok(PONG)));
-            let mute = weather == Weather::Mute && matches!(read, Ok(PONG)) && pongs % 2 == 0;
+            let mute =
+                weather == Weather::Mute && matches!(read, Ok(PONG)) && pongs.is_multiple_of(2);
             if weather == Weather::Hole || answers && mute {
                 self.silent.store(true, Ordering::Relaxed);
             }
