@@ -95,12 +95,14 @@ impl Settler {
         let mut todo = vec![group];
         let mut pause = Duration::from_millis(20);
         while let Some(group) = todo.pop() {
-            let (group, late) = self.in_time(group);
+            let (group, late, within) = self.in_time(group);
             if !late.is_empty() {
                 self.take_back(&mut todo);
                 self.late(late);
             }
-            let Some(within) = self.time_left(&group) else { continue };
+            if group.is_empty() {
+                continue;
+            }
             let (ids, settlements): (Vec<_>, Vec<_>) = group.into_iter().unzip();
             let began = Instant::now();
             let result = self.host.store.settle(&settlements, within).await;
@@ -155,26 +157,25 @@ impl Settler {
         }
     }
 
-    /// Those whose leases still have time, and those whose haven't or that
-    /// would overtake one of them in a line.
-    fn in_time(&self, group: Group) -> (Group, Group) {
+    /// Those whose leases still have time, those whose haven't or that would
+    /// overtake one of them in a line, and how long the first still have at the
+    /// least. One look says all: no unit is in neither.
+    fn in_time(&self, group: Group) -> (Group, Group, Duration) {
         let ledger = self.host.ledger();
         let now = Instant::now() + MARGIN;
+        let mut within = Duration::MAX;
         let mut overdue = HashSet::<Line>::new();
-        group.into_iter().partition(|(id, _)| {
+        let (group, late) = group.into_iter().partition(|(id, _)| {
             let Some((until, line)) = ledger.lease_of(*id) else { return false };
-            let in_time = until > now && line.is_none_or(|line| !overdue.contains(&line));
-            if !in_time {
-                overdue.extend(line);
+            let left = until.checked_duration_since(now).filter(|left| !left.is_zero());
+            let left = left.filter(|_| line.is_none_or(|line| !overdue.contains(&line)));
+            match left {
+                Some(left) => within = within.min(left),
+                None => overdue.extend(line),
             }
-            in_time
-        })
-    }
-
-    fn time_left(&self, group: &Group) -> Option<Duration> {
-        let ledger = self.host.ledger();
-        let first = group.iter().filter_map(|(id, _)| ledger.lease_of(*id)).map(|l| l.0).min()?;
-        first.checked_duration_since(Instant::now() + MARGIN)
+            left.is_some()
+        });
+        (group, late, within)
     }
 
     /// Units whose leases end before they can be written. The database may

@@ -11,6 +11,7 @@ mod clocks;
 mod cluster;
 mod joining;
 mod late;
+mod leases;
 mod load;
 mod network;
 mod plugins;
