@@ -62,6 +62,14 @@ impl From<io::Error> for Fault {
     }
 }
 
+/// What has become a file, if something has.
+#[derive(Default)]
+struct Written {
+    events: u64,
+    /// Whether the file was ended for its size.
+    full: bool,
+}
+
 impl Archivist {
     pub(super) fn new(host: Arc<Host>, archive: Archive) -> Self {
         let (archive, rests_until) = (Arc::new(archive), Instant::now());
@@ -78,11 +86,14 @@ impl Archivist {
             return;
         }
         match self.write().await {
-            Ok(0) => {}
-            Ok(events) => {
+            Ok(Written { events: 0, .. }) => {}
+            Ok(Written { events, full }) => {
                 self.host.metrics.archived(events);
                 self.wait = FIRST_WAIT;
-                self.rests_until = Instant::now() + GATHERING;
+                // Behind a full one there may be as much again.
+                if !full {
+                    self.rests_until = Instant::now() + GATHERING;
+                }
                 if let Err(error) = self.settle_up().await {
                     self.host.faulty("deleting archived events", &error);
                 }
@@ -106,21 +117,22 @@ impl Archivist {
     async fn settle_up(&mut self) -> Result<(), StoreError> {
         while !self.owed.is_empty() {
             let from = self.owed.len().saturating_sub(BATCH as usize);
+            let began = Instant::now();
             self.host.store.forget(&self.owed[from..]).await?;
             self.owed.truncate(from);
             // Others write too.
-            sleep(Duration::from_millis(10)).await;
+            sleep(began.elapsed().min(FIRST_WAIT)).await;
         }
         Ok(())
     }
 
-    /// Writes one file, and answers how many events are in it.
-    async fn write(&mut self) -> Result<u64, Fault> {
+    /// Writes one file.
+    async fn write(&mut self) -> Result<Written, Fault> {
         let lanes: Vec<Lane> = self.host.lanes().keys().copied().collect();
         let (mut volume, mut traces) = (None, Vec::new());
-        loop {
+        let full = loop {
             if self.host.soft.is_cancelled() {
-                return Ok(0);
+                return Ok(Written::default());
             }
             let retention = self.host.settings.retention;
             let aged = self.host.store.aged(&lanes, retention, self.after, BATCH).await?;
@@ -135,15 +147,15 @@ impl Archivist {
                 bytes >= VOLUME_BYTES || traces.len() >= VOLUME_EVENTS
             };
             if full || aged.next.is_none() {
-                break;
+                break full;
             }
-        }
-        let Some(volume) = volume else { return Ok(0) };
+        };
+        let Some(volume) = volume else { return Ok(Written::default()) };
         let path = blocking(move || volume.seal()).await?;
         let events = traces.len() as u64;
         self.owed = traces;
         tracing::debug!(events, path = %path.display(), "archived old events");
-        Ok(events)
+        Ok(Written { events, full })
     }
 
     async fn fill(&self, volume: Option<Volume>, events: Vec<AgedEvent>) -> io::Result<Volume> {

@@ -1,6 +1,9 @@
 //! What has to be done now and then: retention, and bulk work that is left over.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::{select, time::sleep};
 
@@ -40,10 +43,13 @@ pub(super) async fn run(host: Arc<Host>) {
     }
 }
 
+/// Deletes for half of the time at the most. However much comes in, as much
+/// can go: a rest of a fixed length would be a rate that is never exceeded.
 async fn sweep(host: &Host) {
     while !host.soft.is_cancelled() {
+        let began = Instant::now();
         match host.store.sweep(host.settings.retention, BATCH).await {
-            Ok(gone) if gone >= u64::from(BATCH) => sleep(Duration::from_millis(50)).await,
+            Ok(gone) if gone >= u64::from(BATCH) => sleep(began.elapsed().min(REST)).await,
             Ok(_) => break,
             Err(error) => {
                 host.faulty("deleting old events", &error);

@@ -1,13 +1,13 @@
-"""Half of the peak rate for a long time: whether anything grows."""
+"""Half of the rate that lasts, for a long time: whether anything grows."""
 
 import time
 
 from ..load import Load, events, percentile
 from ..subjects import PROJECT, OutriggerPostgres
-from .drain import drain
 from .latency import COMMITTED
 
 TRANSACTION = 20
+WAITING = 4_000
 
 
 class Soak:
@@ -20,8 +20,35 @@ class Soak:
         if bench.soak:
             yield f"soak of {bench.soak // 60} min", lambda: self.run(bench)
 
+    def peak(self, bench):
+        """Events a second that can be recorded, on the same two cores, while
+        no more than some wait: a drain has them recorded beforehand."""
+        subject = OutriggerPostgres(bench)
+        try:
+            subject.prepare()
+            subject.warm()
+            subject.settle()
+            began, recorded = time.monotonic(), 0
+            while time.monotonic() - began < (20 if bench.soak >= 60 else 5):
+                if self.waiting(subject) < WAITING:
+                    subject.record(WAITING // 4)
+                    subject.commit()
+                    recorded += WAITING // 4
+                else:
+                    time.sleep(0.005)
+            return round(recorded / (time.monotonic() - began), 1)
+        finally:
+            subject.close()
+            subject.discard()
+
+    @staticmethod
+    def waiting(subject):
+        return subject.watcher.execute(
+            "SELECT count(*) FROM outrigger_outbox WHERE dispatched_at IS NULL"
+        ).fetchone()[0]
+
     def run(self, bench):
-        peak = drain(OutriggerPostgres(bench), bench.share(100_000, 10_000))["perSecond"]
+        peak = self.peak(bench)
         rate = peak / 2
         subject = OutriggerPostgres(bench, settings={"OUTRIGGER_RETENTION": "60s"})
         try:
