@@ -152,14 +152,18 @@ async fn activate(
 /// Refuses a version that asks for what no trigger of the project may grant: it
 /// could be called, and would fail there.
 fn may_be_active(allow: &Allow, info: &PluginInfo) -> Answer<()> {
-    let forbidden = |capability: &Capability| allow.forbids(*capability);
-    let Some(missing) = info.capabilities().into_iter().find(forbidden) else { return Ok(()) };
-    let (name, interface) = (missing.as_str(), missing.interface());
+    let mut missing = info.capabilities();
+    missing.retain(|capability| allow.forbids(*capability));
+    let Some(first) = missing.first() else { return Ok(()) };
+    let listed = |of: fn(Capability) -> &'static str| {
+        missing.iter().map(|one| format!("`{}`", of(*one))).collect::<Vec<_>>().join(", ")
+    };
+    let (imports, names) = (listed(Capability::interface), listed(Capability::as_str));
     let detail = format!(
-        "the component imports `{interface}`, and the project allows no `{name}`: build it without \
-         that import, or have an operator add `{name}` to what the project allows"
+        "the component imports {imports}, and the project allows no {names}: build it without \
+         that, or have an operator add {names} to what the project allows"
     );
-    Err(Problem::new(Kind::NotAllowed, detail).with("missing", name))
+    Err(Problem::new(Kind::NotAllowed, detail).with("missing", first.as_str()))
 }
 
 async fn list(

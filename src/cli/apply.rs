@@ -44,6 +44,26 @@ struct Document {
     triggers: BTreeMap<String, Value>,
 }
 
+/// A document with the components that it names.
+struct Read {
+    document: Document,
+    components: Vec<(String, Vec<u8>)>,
+}
+
+impl Read {
+    fn from(file: &Path) -> Result<Self> {
+        let document: Document = serde_json::from_value(input::document(file)?)
+            .with_context(|| file.display().to_string())?;
+        let folder = file.parent().unwrap_or(Path::new(""));
+        let component = |(name, path): (&String, &PathBuf)| {
+            let bytes = input::bytes(&folder.join(path));
+            Ok((name.clone(), bytes.with_context(|| format!("plugin {name}"))?))
+        };
+        let components = document.plugins.iter().map(component).collect::<Result<_>>()?;
+        Ok(Self { document, components })
+    }
+}
+
 /// What was done to one thing.
 #[derive(Serialize)]
 struct Change {
@@ -55,10 +75,11 @@ struct Change {
 impl Apply {
     pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
         let client = context.client()?;
+        // All of it is read before anything is changed.
+        let files = self.files.iter().map(|file| Read::from(file));
+        let files = files.collect::<Result<Vec<_>>>()?;
         let mut changes = Vec::new();
-        for file in &self.files {
-            let document: Document = serde_json::from_value(input::document(file)?)
-                .with_context(|| file.display().to_string())?;
+        for Read { document, components } in files {
             let project = match (&context.shared.project, &document.project) {
                 (Some(named), _) | (None, Some(named)) => named,
                 (None, None) => context.project()?,
@@ -73,9 +94,8 @@ impl Apply {
                 changes.push(change);
             };
             say(step.project().await?);
-            for (name, path) in &document.plugins {
-                let path = file.parent().unwrap_or(Path::new("")).join(path);
-                say(step.plugin(name, &path).await.with_context(|| format!("plugin {name}"))?);
+            for (name, bytes) in components {
+                say(step.plugin(&name, bytes).await.with_context(|| format!("plugin {name}"))?);
             }
             for (name, spec) in &document.triggers {
                 say(step.trigger(name, spec).await.with_context(|| format!("trigger {name}"))?);
@@ -110,8 +130,7 @@ impl Step<'_> {
         Ok(Change { kind: "project", name: self.project.to_owned(), done })
     }
 
-    async fn plugin(&self, name: &str, path: &Path) -> Result<Change> {
-        let bytes = input::bytes(path)?;
+    async fn plugin(&self, name: &str, bytes: Vec<u8>) -> Result<Change> {
         let digest = format!("{:x}", Sha256::digest(&bytes));
         let there = ["projects", self.project, "plugins", name];
         let found = self.client.find(self.client.call(Method::GET, &there)?).await?;

@@ -11,11 +11,13 @@ use super::{
 pub(super) fn show(out: Output, attempt: &Value) {
     let outcome = if attempt["failed"] == true { text(&attempt["kind"]) } else { "done".into() };
     out.line(format_args!(
-        "\nattempt {} of {} at {}: {outcome}, {} us",
+        "\nattempt {} of {} at {}: {outcome}, {} us ({} us of a processor, {} KiB of memory)",
         attempt["number"],
         text(&attempt["trigger"]),
         time::show(attempt["startedAt"].as_i64().unwrap_or(0)),
         attempt["durationUs"],
+        attempt["cpuUs"],
+        attempt["memoryBytes"].as_u64().unwrap_or(0).div_ceil(1 << 10),
     ));
     for line in attempt["error"].as_str().unwrap_or_default().lines() {
         out.line(format_args!("  {}", clean(line)));

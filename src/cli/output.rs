@@ -114,7 +114,8 @@ impl Output {
     }
 }
 
-fn cell(item: &Value, pointer: &str, show: Show) -> String {
+/// What is said of one member.
+pub(super) fn cell(item: &Value, pointer: &str, show: Show) -> String {
     let value = match item.pointer(pointer) {
         None | Some(Value::Null) => return "-".into(),
         Some(value) => value,

@@ -5,12 +5,12 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};
 use reqwest::{Method, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     Context, input,
     logs::Logs,
-    output::{Column, Show},
+    output::{Column, Output, Show, cell, clean},
 };
 
 #[derive(Debug, Subcommand)]
@@ -103,6 +103,25 @@ const STATE: [Column; 4] = [
     ("VERSION", "/version", Show::Plain),
 ];
 
+/// What its plugin asks for or it grants, and what of that is in force.
+fn capabilities(out: Output, all: &Value) {
+    for (name, one) in all.as_object().into_iter().flatten() {
+        let (imported, hint) = (one["imported"] == true, one["hint"].as_str());
+        if !imported && hint.is_none() {
+            continue;
+        }
+        let effective = match cell(one, "/effective", Show::Plain) {
+            nothing if nothing.is_empty() || nothing == "false" => "nothing".into(),
+            all if all == "true" => "yes".into(),
+            some => some,
+        };
+        out.line(format_args!("{name:<8}  {effective}"));
+        if let Some(hint) = hint {
+            out.line(format_args!("{:<8}  {}", "", clean(hint)));
+        }
+    }
+}
+
 impl Triggers {
     pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
         let (client, out, project) = (context.client()?, context.out, context.project()?);
@@ -125,6 +144,7 @@ impl Triggers {
                 let answer = client.get(&[&path[..], &[&name]].concat()).await?;
                 if !out.json(&answer) {
                     out.item(answer.value(), &MEMBERS);
+                    capabilities(out, &answer.value()["capabilities"]);
                     out.line(format_args!("\n{:#}", answer.value()["spec"]));
                 }
             }

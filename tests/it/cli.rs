@@ -264,6 +264,12 @@ fn a_plugin_from_nothing_to_a_delivered_event() {
         let changes = changes.as_array().unwrap().iter().map(|change| change["done"].clone());
         changes.collect::<Vec<_>>()
     };
+    let half = folder.write("half.toml", "project = 'half'\nplugins = { a = 'nowhere.wasm' }");
+    assert!(person.types(&format!("apply {}", half.display())).failed().contains("nowhere.wasm"));
+    assert!(
+        !person.types("projects list").ok().contains("half"),
+        "it began before it had read all"
+    );
     let apply = "apply --json greet-customer/apply.toml";
     assert_eq!(changes(person.types(&format!("{apply} --dry-run"))), ["created"; 3]);
     assert_eq!(changes(person.types(apply)), ["created"; 3]);
@@ -311,7 +317,10 @@ async fn what_commands_print() {
     assert!(listed.starts_with("NAME") && listed.contains("order.*"), "{listed}");
     let paused = person.types("triggers pause audit --reason lunch").ok();
     assert_eq!(paused, "trigger audit is paused; its deliveries wait\n");
-    assert!(person.types("triggers show audit").ok().contains("lunch"));
+    let shown = person.types("triggers show audit").ok();
+    for part in ["lunch", "state     yes\n", "emit      nothing\n", "add `emit` to the grants"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
     person.types("triggers resume audit").ok();
 
     let flags =

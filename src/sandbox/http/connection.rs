@@ -107,26 +107,29 @@ async fn prove(
     let connector = TlsConnector::from(client.tls().await?);
     connector.connect(name, stream).await.map_err(|error| {
         let (code, why) = unproved(&error);
-        session.say(&format!("{outgoing} was not sent: {why}"));
+        if let Some(why) = why {
+            session.say(&format!("{outgoing} was not sent: {why}"));
+        }
         code
     })
 }
 
-fn unproved(error: &io::Error) -> (Error, String) {
+/// What the guest is told, and what its author is told beside it.
+fn unproved(error: &io::Error) -> (Error, Option<String>) {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {
         Some(error @ rustls::Error::InvalidCertificate(_)) => {
-            (Error::TlsCertificateError, error.to_string())
+            (Error::TlsCertificateError, Some(error.to_string()))
         }
         Some(error @ rustls::Error::AlertReceived(alert)) => {
             let code = Error::TlsAlertReceived {
                 alert_id: Some(u8::from(*alert)),
                 alert_message: Some(alert_name(*alert)),
             };
-            (code, error.to_string())
+            (code, Some(error.to_string()))
         }
-        Some(error) => (Error::TlsProtocolError, error.to_string()),
-        None => (Error::ConnectionTerminated, "the connection broke off".into()),
+        Some(error) => (Error::TlsProtocolError, Some(error.to_string())),
+        None => (Error::ConnectionTerminated, None),
     }
 }
 

@@ -159,7 +159,9 @@ impl WasiHttpHooks for Hooks {
             let send = connection::send(&client, request, &outgoing, patience, &session);
             let response = tokio::select! {
                 () = session.ended.cancelled() => return Err(Error::ConnectionTerminated),
-                response = send => response?,
+                response = send => {
+                    response.inspect_err(|error| session.failed(&outgoing, error))?
+                }
             };
             // The connection is driven on its own, and belongs to the body.
             let done: Io = Box::new(async { Ok(()) });

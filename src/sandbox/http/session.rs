@@ -106,6 +106,25 @@ impl Session {
         Error::ConnectionLimitReached
     }
 
+    /// Says why a request that was not refused has no response, where that
+    /// hasn't been said: guests often print no more than that there is none.
+    pub(super) fn failed(&self, request: &Outgoing, error: &Error) {
+        let why = match error {
+            Error::DnsError { .. } => "the name has no address",
+            Error::ConnectionRefused => "the connection was refused",
+            Error::ConnectionTimeout => "there was no connection in time",
+            Error::DestinationIpUnroutable | Error::DestinationUnavailable => "it can't be reached",
+            Error::ConnectionReadTimeout => "there was no response in time",
+            Error::ConnectionTerminated => "the connection broke off",
+            Error::HttpResponseIncomplete => "the response broke off",
+            Error::HttpResponseHeaderSectionSize(_) => "the response's head is too large",
+            Error::HttpProtocolError => "that is no HTTP/1.1 that this host speaks",
+            Error::ConfigurationError => "this host trusts no certificate authority",
+            _ => return,
+        };
+        self.say(&format!("{request} failed: {why}"));
+    }
+
     /// Remembers a refusal, and tells the plugin's author.
     pub(super) fn refuse(&self, refusal: Refusal) {
         self.say(&refusal.to_string());

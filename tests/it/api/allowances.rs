@@ -76,7 +76,7 @@ async fn what_a_project_does_not_allow_is_refused_by_its_name() {
     server.put(TRIGGER, granting(&within)).await.expect(201);
 
     // A version that needs what is forbidden is kept, and not activated.
-    server.put(SHOP, json!({"allow": {"http": []}})).await.expect(200);
+    server.put(SHOP, json!({"allow": {"http": [], "state": false}})).await.expect(200);
     let kept = server.push(PLUGIN, guests::probe()).await.expect(201).body;
     assert_eq!(kept["active"], false);
     let digest = json!({"digest": kept["digest"]});
@@ -86,7 +86,9 @@ async fn what_a_project_does_not_allow_is_refused_by_its_name() {
         server.push("/v1/projects/shop/plugins/first", guests::probe()).await,
     ] {
         let refused = refused.expect(409);
-        assert_eq!((refused.problem(), &refused.body["missing"]), ("not-allowed", &json!("http")));
+        assert_eq!((refused.problem(), &refused.body["missing"]), ("not-allowed", &json!("state")));
+        let detail = refused.body["detail"].as_str().unwrap();
+        assert!(detail.contains("allows no `state`, `http`"), "{detail}");
     }
     server.get("/v1/projects/shop/plugins/first").await.expect(404);
     server.put(SHOP, json!({"allow": {}})).await.expect(200);

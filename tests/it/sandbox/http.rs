@@ -267,16 +267,21 @@ async fn a_server_that_is_away_or_slow_is_told_apart() {
     let names = Names::new(&[]);
     let probe = probe_on(Settings { http, ..local() }, &names).await;
     let port = web.port;
-    for (url, code) in [
-        (format!("http://127.0.0.1:{port}/never"), "ConnectionReadTimeout"),
-        (format!("http://127.0.0.1:{port}/stall"), "connection read timeout"),
-        (format!("http://127.0.0.2:{port}/hello"), "ConnectionRefused"),
-        (format!("http://nowhere.example:{port}/hello"), "DnsError"),
-        (format!("https://127.0.0.1:{port}/hello"), "TlsProtocolError"),
+    for (url, code, line) in [
+        (format!("http://127.0.0.1:{port}/never"), "ConnectionReadTimeout", "no response in time"),
+        // Its head came: the guest is told of the rest.
+        (format!("http://127.0.0.1:{port}/stall"), "connection read timeout", ""),
+        (format!("http://127.0.0.2:{port}/hello"), "ConnectionRefused", "connection was refused"),
+        (format!("http://nowhere.example:{port}/hello"), "DnsError", "the name has no address"),
+        (format!("https://127.0.0.1:{port}/hello"), "TlsProtocolError", "was not sent"),
     ] {
         let grant = url.split('/').nth(2).unwrap();
-        let (said, _) = send(&probe, grant, json!({"url": url})).await;
+        let (said, report) = send(&probe, grant, json!({"url": url})).await;
         assert!(said.contains(code), "{url}: {said}");
+        let lines = texts(&report.logs, Source::Host);
+        let expected = usize::from(!line.is_empty());
+        assert_eq!(lines.len(), expected, "{url}: {lines:?}");
+        assert!(lines.iter().all(|said| said.contains(line) && said.contains(grant)), "{lines:?}");
     }
 }
 
