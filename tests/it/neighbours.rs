@@ -139,12 +139,6 @@ pub(crate) async fn drain(database: &Database) -> Duration {
     }
 }
 
-/// A claim that walks what is through takes several times as long. That is
-/// looked for here, not the last tenth: a larger file has more pages to write
-/// for the same events, and other tests have the disk as well. `benches/run
-/// clutter` measures closer.
-const SLOWED: f64 = 0.7;
-
 async fn what_is_through_or_stuck_slows_nothing(clean: Database, cluttered: Database) {
     let _alone = alone().await;
     let (first, second) = (Host::start(&clean.url).await, Host::start(&cluttered.url).await);
@@ -156,19 +150,19 @@ async fn what_is_through_or_stuck_slows_nothing(clean: Database, cluttered: Data
     drain(&cluttered).await;
     let (mut without, mut with) = (Vec::new(), Vec::new());
     let mut ratio = 0.0;
-    for round in 1..=20 {
+    for round in 1..=60 {
         without.push(drain(&clean).await);
         with.push(drain(&cluttered).await);
         // The best of each: what else the machine does meanwhile only adds, and
         // goes on for as long as it likes.
         let best = |times: &[Duration]| times.iter().min().unwrap().as_secs_f64();
         ratio = best(&without) / best(&with);
-        if round >= 5 && ratio >= SLOWED {
+        if round >= 5 && ratio >= 0.9 {
             break;
         }
     }
     println!("drain rate with cluttered tables: {ratio:.2} of that with empty ones");
-    assert!(ratio >= SLOWED, "{ratio:.2}: {without:?} {with:?}");
+    assert!(ratio >= 0.9, "{ratio:.2}: {without:?} {with:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
