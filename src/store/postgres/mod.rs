@@ -87,7 +87,7 @@ impl Postgres {
         let quick = [("idle_in_transaction_session_timeout", idle(SIGN_OF_LIFE))];
         let wake = Wake::new(plain.clone(), options);
         let claiming = base.clone().options(PINNED).options([("synchronous_commit", "off")]);
-        let pool = |options_of: PgConnectOptions, max| Pool::new(options_of, max, options.patience);
+        let pool = |database, max| Pool::new(database, max, options.patience);
         let most = options.connections.max(2);
         Ok(Self {
             claims: pool(claiming, 2),

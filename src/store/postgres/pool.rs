@@ -4,8 +4,8 @@
 //! for as long as it takes: one whose other end has silently gone would keep
 //! its place for ever. And where a `BEGIN` is given up, it returns the
 //! connection with the transaction open, so that what the next one writes is
-//! never committed. Here the first ends in bounded time, and the second closes
-//! the connection.
+//! never committed. Here the first ends in bounded time, and the second is
+//! rolled back, or the connection closed.
 
 use std::{
     ops::{Deref, DerefMut},
